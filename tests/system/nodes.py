@@ -118,6 +118,7 @@ def main() -> int:
     spawning(checks, options)
     other_programs(checks, options)
     beside_silent_ranks(checks, options)
+    silent_ranks(checks, options)
     return checks.end()
 
 
@@ -331,6 +332,20 @@ def beside_silent_ranks(checks, options) -> None:
         silent = [common.python(options), str(common.PROGRAMS / "silent.py"), folder]
         code, lines, output = lab_job(options, silent, [(0.2, KILLED)], [*SPARE, *SENDER], "rank 0: waits")
     wanted = ["rank 0: 300 messages", "rank 0: waits", "rank 1: 300 messages", "rank 1: waits"]
+    moves = output.count(" is lost (")
+    checks.check(name, code == 0 and sorted(lines) == wanted and moves == 1, f"exit code {code}, {len(lines)} lines, lost {moves}", output)
+
+
+def silent_ranks(checks, options) -> None:
+    """The node of a rank is lost that sends and then calls MPI no more, before anything has arrived:
+    the agents compare what it sends again, and carry it."""
+    name = SENDERS + "a node is lost, who send and then do nothing"
+    if not checks.wants(name):
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        sends = [common.python(options), str(common.PROGRAMS / "sends_and_waits.py"), folder]
+        code, lines, output = lab_job(options, sends, [(0.2, KILLED)], [*SPARE, *SENDER], "rank 1: has sent")
+    wanted = ["rank 1: has sent", "rank 3: 300 messages"]
     moves = output.count(" is lost (")
     checks.check(name, code == 0 and sorted(lines) == wanted and moves == 1, f"exit code {code}, {len(lines)} lines, lost {moves}", output)
 

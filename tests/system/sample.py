@@ -57,6 +57,7 @@ SAMPLES = {
         "a node is lost, while a rank spawns",
         "a node is lost, heat, two clusters",
         "logs of the senders, a node is lost, who receive from ranks that do nothing meanwhile",
+        "logs of the senders, a node is lost, who send and then do nothing",
     ],
     # Restores from checkpoints on the same node, over clusters, on a spare node with a shared
     # folder and with a store; corrupt checkpoints.

@@ -34,7 +34,7 @@ use spawn_order::{Application, SpawnOrder, Task};
 
 /// Version of the messages, incremented with every change of a message: launcher and agents must
 /// have the same version.
-pub const VERSION: u32 = 19;
+pub const VERSION: u32 = 20;
 /// Beginning of the first line of an agent; the version follows.
 pub const BANNER: &str = "\nlandbridge-agent ";
 /// Bytes of a frame at most. The largest message holds the keys of a barrier: 100 000 ranks of 160
@@ -185,19 +185,29 @@ pub struct LogImages {
     pub oldest: Vec<u64>,
 }
 
+/// A digest of what has arrived of a log, from a position on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LogDigest {
+    pub from: u64,
+    pub digest: u64,
+}
+
 /// See [`FrameTransfer`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum FrameTransferStep {
-    /// To the reader's agent: up to where has the log arrived?
-    Ask,
+    /// To the reader's agent: up to where has the log arrived? `digest_from`: the answer is to hold
+    /// a digest from this position on.
+    Ask { digest_from: Option<u64> },
     /// To the sender's agent: the log has arrived up to this position, and frames that were carried
-    /// would be taken.
-    Arrived(u64),
+    /// would be taken. `digest`: of what has arrived, if that was asked for, and it is kept.
+    Arrived { position: u64, digest: Option<LogDigest> },
     /// To the reader's agent: frames from this position on, each with its padding. `moves`: how
-    /// often their sender has moved to another node.
+    /// often their sender has moved to another node. `digest_from`: as in [`Self::Ask`], for the
+    /// answer once the frames were taken.
     Frames {
         moves: u32,
         position: u64,
+        digest_from: Option<u64>,
         #[serde(with = "serde_bytes")]
         bytes: Vec<u8>,
     },
@@ -207,8 +217,8 @@ impl FrameTransfer {
     /// The rank to whose agent the message goes.
     pub fn target(&self) -> u32 {
         match self.step {
-            FrameTransferStep::Arrived(_) => self.from,
-            FrameTransferStep::Ask | FrameTransferStep::Frames { .. } => self.to,
+            FrameTransferStep::Arrived { .. } => self.from,
+            FrameTransferStep::Ask { .. } | FrameTransferStep::Frames { .. } => self.to,
         }
     }
 }

@@ -248,7 +248,7 @@ impl LogWorld {
                 cuts: Vec::new(),
                 may_be: is_moving,
                 // What was discarded is in no image.
-                has_torn: is_tight,
+                has_torn: log_memory < LOG_MEMORY,
                 whole_bytes_max: random.pick(&[0, 10_000]),
                 left: if is_moving { random.pick(&[1, 2, 5]) } else { 0 },
                 nodes_made: node_count,
@@ -367,7 +367,7 @@ impl LogWorld {
                 }
                 process
             }
-            Err(error) if is_discarded(&error) && self.bytes_max == TIGHT_LOG_MEMORY => {
+            Err(error) if is_discarded(&error) && self.bytes_max < LOG_MEMORY => {
                 self.has_ended = true;
                 return Ok(());
             }

@@ -6,20 +6,24 @@
 //!
 //! Where ranks may move to another node, frames leave once the agent above knows what they depend
 //! on ([`NodeCut`]): this agent asks for that itself, because their sender does nothing. A rank
-//! that has moved lacks what it had before; and what it sends is not carried before it has compared
-//! what it has sent again.
+//! that has moved lacks what it had before. What such a rank has sent again is compared with what
+//! the receiver has, by the agents if it does nothing.
 //!
-//! What may never happen: frames are carried that may not leave this node yet; a mailbox is written
-//! that its rank has not emptied.
+//! What may never happen: frames are carried that may not leave this node yet, or behind other
+//! frames than those that their sender has sent again; a mailbox is written that its rank has not
+//! emptied.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
-use landbridge_proto::log::agent_transfer::{AgentTransfer, AgentTransferAction, frames_behind};
+use anyhow::{Context, Result, bail};
+use landbridge_proto::log::agent_transfer::{
+    AgentTransfer, AgentTransferAction, ArrivedDigest, Verification, VerifiedLog, frames_behind,
+};
 use landbridge_proto::log::contact::Contact;
+use landbridge_proto::log::frames_digest::digest_of_part;
 use landbridge_proto::log::layout::{
     IS_BEING_WRITTEN, LOG_BYTES, LOGGED_PROCESSES_MAX, MAIL_BYTES_AT, MAIL_BYTES_MAX,
     MAIL_FRAMES_AT, MAIL_FROM_AT, MAIL_MOVES_AT, MAIL_NUMBER_AT, MAIL_POSITION_AT, MAIL_TAKEN_AT,
@@ -32,7 +36,7 @@ use rustix::io::{Errno, pread, pwrite};
 use super::node_cut::NodeCut;
 use super::node_logs::NodeLogs;
 use super::parent_agent::ParentAgent;
-use crate::control::{FrameTransfer, FrameTransferStep, Message};
+use crate::control::{FrameTransfer, FrameTransferStep, LogDigest, Message};
 
 /// Time between two looks at ranks that have sent nothing.
 const LOOK_INTERVAL: Duration = Duration::from_millis(250);
@@ -76,6 +80,8 @@ struct CarriedLog {
     /// The rank has moved since this node has known it: what it has of the log, it has not said to
     /// the sender, but to the agents.
     has_moved: bool,
+    /// If the sender has moved: up to where the agents have compared what it sends again.
+    verified: Option<VerifiedLog>,
     /// The end of the frames that were seen last.
     seen_end: u64,
     /// The ends of frames that were seen before a ticket was drawn, and before it was answered.
@@ -84,11 +90,13 @@ struct CarriedLog {
 }
 
 impl CarriedLog {
-    fn new(moves: u32) -> CarriedLog {
+    /// `began`: if the sender has moved, the position from which on it sends again.
+    fn new(moves: u32, began: Option<u64>) -> CarriedLog {
         CarriedLog {
             transfer: AgentTransfer::new(0),
             moves,
             has_moved: moves > 0,
+            verified: began.map(VerifiedLog::new),
             seen_end: 0,
             asked_end: 0,
             cleared_end: 0,
@@ -108,14 +116,15 @@ struct CarriedFrames {
     from: u32,
     moves: u32,
     position: u64,
+    digest_from: Option<u64>,
     bytes: Vec<u8>,
 }
 
 /// The mailbox of a rank of this node.
 #[derive(Default)]
 struct Mailbox {
-    /// The number of the frames in it, and their sender.
-    full: Option<(u64, u32)>,
+    /// The number of the frames in it, their sender, and from where on a digest is wanted.
+    full: Option<(u64, u32, Option<u64>)>,
     waiting: VecDeque<CarriedFrames>,
 }
 
@@ -191,18 +200,22 @@ impl FrameCarrier {
                 break;
             }
             let moves = Contact::moves(generation);
-            let log = sender.transfers.entry(to).or_insert_with(|| CarriedLog::new(moves));
+            let began = || logs.has_moved(rank).then(|| logs.sent_before(rank, to));
+            let new = || CarriedLog::new(moves, began());
+            let log = sender.transfers.entry(to).or_insert_with(new);
             log.note_moves(moves);
             let missing = missing_frames(logs, (rank, to), log);
             sender.is_settled &= missing.as_ref().is_some_and(Vec::is_empty);
             let is_missing = match missing {
                 Some(missing) => !missing.is_empty(),
                 // What it has, it has to say first.
-                None if log.has_moved => true,
+                None if log.has_moved || log.verified.is_some() => true,
                 None => continue,
             };
             if log.transfer.handle_time(is_missing) == AgentTransferAction::Ask {
-                questions.push(FrameTransfer { from: rank, to, step: FrameTransferStep::Ask });
+                let digest_from = digest_from(logs, (rank, to), log);
+                let step = FrameTransferStep::Ask { digest_from };
+                questions.push(FrameTransfer { from: rank, to, step });
             }
         }
         questions
@@ -261,17 +274,20 @@ impl FrameCarrier {
     fn handle(&mut self, message: FrameTransfer) -> Result<Option<FrameTransfer>> {
         let FrameTransfer { from, to, step } = message;
         match step {
-            FrameTransferStep::Ask => {
+            FrameTransferStep::Ask { digest_from } => {
                 let mailbox = self.mailboxes.entry(to).or_default();
                 let is_empty = mailbox.full.is_none() && self.logs.is_local(to);
-                Ok(is_empty.then(|| arrived(&self.logs, from, to)))
+                Ok(is_empty.then(|| arrived(&self.logs, (from, to), digest_from)))
             }
-            FrameTransferStep::Arrived(position) => Ok(self.handle_arrived(from, to, position)),
-            FrameTransferStep::Frames { moves, position, bytes } => {
+            FrameTransferStep::Arrived { position, digest } => {
+                self.handle_arrived((from, to), position, digest)
+            }
+            FrameTransferStep::Frames { moves, position, digest_from, bytes } => {
                 let is_mail = bytes.len() <= MAIL_BYTES_MAX && self.logs.is_local(to);
                 let mailbox = self.mailboxes.entry(to).or_default();
                 if is_mail && mailbox.waiting.len() < WAITING_MAX {
-                    mailbox.waiting.push_back(CarriedFrames { from, moves, position, bytes });
+                    let frames = CarriedFrames { from, moves, position, digest_from, bytes };
+                    mailbox.waiting.push_back(frames);
                     mailbox.fill(&self.logs, to)?;
                 }
                 Ok(None)
@@ -279,9 +295,37 @@ impl FrameCarrier {
         }
     }
 
-    fn handle_arrived(&mut self, from: u32, to: u32, position: u64) -> Option<FrameTransfer> {
-        let log = self.senders.get_mut(&from)?.transfers.get_mut(&to)?;
+    /// # Errors
+    /// The receiver has other frames than the sender sends again.
+    fn handle_arrived(
+        &mut self,
+        (from, to): (u32, u32),
+        position: u64,
+        digest: Option<LogDigest>,
+    ) -> Result<Option<FrameTransfer>> {
+        let sender = self.senders.get_mut(&from);
+        let Some(log) = sender.and_then(|sender| sender.transfers.get_mut(&to)) else {
+            return Ok(None);
+        };
+        if let Some(verified) = log.verified.as_mut().filter(|_| !is_compared(&self.logs, from, to))
+        {
+            let part = (verified.position(), position);
+            let arrived = digest.map(|LogDigest { from, digest }| ArrivedDigest { from, digest });
+            match verified.verify(position, arrived, || digest_of(&self.logs, (from, to), part)) {
+                Verification::Same => (),
+                Verification::Unknown => return Ok(None),
+                Verification::Other => {
+                    bail!("what rank {from} sends to rank {to} is not what it sent before it moved")
+                }
+            }
+        }
         log.transfer.note_confirmed(position);
+        Ok(self.frames_from(from, to, position))
+    }
+
+    /// The frames of a log that has arrived up to `position`, if they are to be carried.
+    fn frames_from(&mut self, from: u32, to: u32, position: u64) -> Option<FrameTransfer> {
+        let log = self.senders.get_mut(&from)?.transfers.get_mut(&to)?;
         // From here on what is known is not before `position`; an older answer is ignored.
         let mut bytes = missing_frames(&self.logs, (from, to), log)?;
         if self.cut.is_some() {
@@ -294,7 +338,8 @@ impl FrameCarrier {
                 log.transfer.note_sent(position + bytes.len() as u64);
                 let generation = self.logs.contact(from).map_or(0, |contact| contact.generation);
                 let moves = Contact::moves(generation);
-                let step = FrameTransferStep::Frames { moves, position, bytes };
+                let digest_from = digest_from(&self.logs, (from, to), log);
+                let step = FrameTransferStep::Frames { moves, position, digest_from, bytes };
                 Some(FrameTransfer { from, to, step })
             }
             _ => None,
@@ -308,10 +353,10 @@ impl FrameCarrier {
     fn empty_mailboxes(&mut self) -> Result<Vec<FrameTransfer>> {
         let mut answers = Vec::new();
         for (&rank, mailbox) in &mut self.mailboxes {
-            let Some((number, from)) = mailbox.full else { continue };
+            let Some((number, from, digest_from)) = mailbox.full else { continue };
             if self.logs.word(mailbox_at(rank as usize) + MAIL_TAKEN_AT) == number {
                 mailbox.full = None;
-                answers.push(arrived(&self.logs, from, rank));
+                answers.push(arrived(&self.logs, (from, rank), digest_from));
                 mailbox.fill(&self.logs, rank)?;
             }
         }
@@ -322,12 +367,15 @@ impl FrameCarrier {
 impl Mailbox {
     /// Puts the frames into it that wait longest, if it is empty.
     fn fill(&mut self, logs: &NodeLogs, rank: u32) -> Result<()> {
+        self.fill_from(logs, rank).context("its message logs cannot be written")
+    }
+
+    fn fill_from(&mut self, logs: &NodeLogs, rank: u32) -> Result<()> {
         if self.full.is_some() {
             return Ok(());
         }
-        let Some(CarriedFrames { from, moves, position, bytes }) = self.waiting.pop_front() else {
-            return Ok(());
-        };
+        let Some(frames) = self.waiting.pop_front() else { return Ok(()) };
+        let CarriedFrames { from, moves, position, digest_from, bytes } = frames;
         let mailbox = mailbox_at(rank as usize);
         let number = logs.word(mailbox + MAIL_TAKEN_AT) + 1;
         let written = pwrite(logs.fd(), &bytes, mailbox + MAIL_FRAMES_AT)?;
@@ -343,7 +391,7 @@ impl Mailbox {
             pwrite(logs.fd(), &word.to_ne_bytes(), mailbox + at)?;
         }
         logs.write_release(mailbox + MAIL_NUMBER_AT, number)?;
-        self.full = Some((number, from));
+        self.full = Some((number, from, digest_from));
         logs.note_change()?;
         logs.ring(rank)
     }
@@ -356,14 +404,41 @@ fn send(messages: Result<Vec<FrameTransfer>>, parent: &mut ParentAgent) {
                 parent.send(&Message::FrameTransfer(Box::new(message)));
             }
         }
-        Err(error) => parent.fail(format!("its message logs cannot be written: {error:#}")),
+        Err(error) => parent.fail(format!("{error:#}")),
     }
 }
 
-/// What has arrived of a log at a rank of this node.
-fn arrived(logs: &NodeLogs, from: u32, to: u32) -> FrameTransfer {
+/// What has arrived of a log at a rank of this node, with a digest from some position on.
+fn arrived(logs: &NodeLogs, (from, to): (u32, u32), digest_from: Option<u64>) -> FrameTransfer {
     let position = logs.word(arrived_at(from as usize, to as usize));
-    FrameTransfer { from, to, step: FrameTransferStep::Arrived(position) }
+    let digest = digest_from.filter(|began| *began < position).and_then(|began| {
+        let digest = digest_of(logs, (from, to), (began, position))?;
+        Some(LogDigest { from: began, digest })
+    });
+    FrameTransfer { from, to, step: FrameTransferStep::Arrived { position, digest } }
+}
+
+/// The digest of a part of a log in the file of this node. `None`: the part is not there, or not
+/// kept.
+fn digest_of(logs: &NodeLogs, (from, to): (u32, u32), part: (u64, u64)) -> Option<u64> {
+    let pair = (from as usize, to as usize);
+    let start = logs.start(pair)?;
+    let region = LogBytes { logs, start: log_at(pair.0, pair.1) };
+    let digest = digest_of_part(&region, start, part)?;
+    // What was discarded may have been written over before it was read.
+    fence(Ordering::SeqCst);
+    (logs.word(discarded_at(pair.0, pair.1)) <= start.position()).then_some(digest)
+}
+
+/// From where on the receiver's agent is to make a digest; `None`: the agents need not compare.
+fn digest_from(logs: &NodeLogs, (from, to): (u32, u32), log: &CarriedLog) -> Option<u64> {
+    log.verified.filter(|_| !is_compared(logs, from, to)).map(VerifiedLog::position)
+}
+
+/// Whether a rank has not moved, or has compared what it has sent again to another rank.
+fn is_compared(logs: &NodeLogs, from: u32, to: u32) -> bool {
+    // It notes the segment once it has.
+    !logs.has_moved(from) || logs.word(confirmed_at(from as usize, to as usize) + 16) != 0
 }
 
 /// The ranks to which a rank has sent something.
@@ -387,12 +462,11 @@ fn missing_frames(
     let pair = (from as usize, to as usize);
     let at = confirmed_at(pair.0, pair.1);
     let confirmed = logs.word(at);
-    // A sender that has moved notes the segment once what it has sent again was compared.
-    let is_compared = logs.word(at + 16) != 0 || !logs.has_moved(from);
-    if confirmed == IS_BEING_WRITTEN || !is_compared {
+    if confirmed == IS_BEING_WRITTEN {
         return None;
     }
-    let position = match log.has_moved {
+    let knows_nothing = log.has_moved || !is_compared(logs, from, to);
+    let position = match knows_nothing {
         true => log.transfer.arrived(),
         false => confirmed.max(log.transfer.arrived()),
     };
@@ -411,7 +485,7 @@ fn missing_frames(
     if logs.word(at) != confirmed || logs.word(discarded_at(pair.0, pair.1)) > cursor.position() {
         return None;
     }
-    if !log.has_moved {
+    if !knows_nothing {
         log.transfer.note_confirmed(confirmed);
     }
     log.seen_end = log.seen_end.max(position + frames.len() as u64);

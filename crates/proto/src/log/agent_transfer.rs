@@ -21,6 +21,13 @@
 //!                      ←    Arrived: 1280       ←   mailbox is empty
 //! ```
 //!
+//! A process that has moved to another node sends its log again. The receiver may have frames of the
+//! lost node, which must be the same. Before its own transport has compared them, the agents do:
+//! the question says from where on, and the answer holds a digest ([`super::frames_digest`]). Frames
+//! of the lost node may arrive at the receiver until it knows of the move. So it takes frames of a
+//! process that has moved only if they are the next ones, and the digest of the answer to the next
+//! question covers what has arrived since.
+//!
 //! What enters: times at which the sender is quiet, answers, the file of the sender's node. What
 //! leaves: questions and frames. What may never happen: something else than the sender's frames is
 //! carried, because the sender has used their place again. Frames that arrive twice do no harm:
@@ -131,6 +138,65 @@ impl AgentTransfer {
     /// Frames up to there were sent.
     pub fn note_sent(&mut self, end: u64) {
         self.state = AgentTransferState::Sent(end);
+    }
+}
+
+/// Up to where a receiver is known to have what a process sends again that has moved.
+#[derive(Clone, Copy, Debug)]
+pub struct VerifiedLog(u64);
+
+/// Whether the receiver has the same frames.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verification {
+    /// As far as the log has arrived.
+    Same,
+    /// The process has not sent so much again yet, or one side does not keep all of it.
+    Unknown,
+    /// The process sends something else than before.
+    Other,
+}
+
+/// A digest of what has arrived of a log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ArrivedDigest {
+    /// The position at which it begins.
+    pub from: u64,
+    /// See [`super::frames_digest`].
+    pub digest: u64,
+}
+
+impl VerifiedLog {
+    /// The process sends its log again from here on; what is before, its image has sent.
+    pub fn new(began: u64) -> VerifiedLog {
+        VerifiedLog(began)
+    }
+
+    /// From where on the receiver's agent makes a digest.
+    pub fn position(self) -> u64 {
+        self.0
+    }
+
+    /// The log has arrived up to `position`, and has this digest there. `sent`: the digest of what
+    /// was sent again, from [`Self::position`] on. `None`: not all is there, or kept.
+    pub fn verify(
+        &mut self,
+        position: u64,
+        arrived: Option<ArrivedDigest>,
+        sent: impl FnOnce() -> Option<u64>,
+    ) -> Verification {
+        if position <= self.0 {
+            return Verification::Same;
+        }
+        // Another part: the answer to an earlier question.
+        let arrived = arrived.filter(|arrived| arrived.from == self.0);
+        match (arrived, sent()) {
+            (Some(arrived), Some(sent)) if arrived.digest == sent => {
+                self.0 = position;
+                Verification::Same
+            }
+            (Some(_), Some(_)) => Verification::Other,
+            _ => Verification::Unknown,
+        }
     }
 }
 
@@ -295,6 +361,21 @@ mod tests {
         assert_eq!(transfer.handle_arrived(128, true), AgentTransferAction::Nothing);
         transfer.stop();
         assert_eq!(transfer.handle_arrived(128, true), AgentTransferAction::Nothing, "stopped");
+    }
+
+    #[test]
+    fn what_was_verified_is_not_compared_again() {
+        let mut log = VerifiedLog::new(64);
+        let never = || -> Option<u64> { panic!("nothing is compared") };
+        assert_eq!(log.verify(64, None, never), Verification::Same);
+        assert_eq!(log.verify(128, None, || Some(7)), Verification::Unknown);
+        let arrived = Some(ArrivedDigest { from: 64, digest: 7 });
+        assert_eq!(log.verify(128, arrived, || None), Verification::Unknown);
+        assert_eq!(log.verify(128, arrived, || Some(8)), Verification::Other);
+        assert_eq!(log.position(), 64);
+        assert_eq!(log.verify(128, arrived, || Some(7)), Verification::Same);
+        assert_eq!(log.verify(192, arrived, || Some(8)), Verification::Unknown, "late");
+        assert_eq!((log.position(), log.verify(100, None, never)), (128, Verification::Same));
     }
 
     #[test]

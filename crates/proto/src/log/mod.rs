@@ -13,6 +13,7 @@
 //! | [`release`] | up to where a log is needed no more |
 //! | [`walk`] | going through a log that is not mapped |
 //! | [`image_logs`] | what images hold of logs, for incarnations on another node |
+//! | [`frames_digest`] | whether two processes have the same frames |
 //! | [`unit`] | processes of a node that begin again together |
 //! | [`transfer`] | how a log's frames reach a process of another node |
 //! | [`agent_transfer`] | how they do while their sender does nothing |
@@ -21,6 +22,7 @@ pub mod agent_transfer;
 pub mod contact;
 pub mod counts;
 pub mod delivery;
+pub mod frames_digest;
 pub mod image_logs;
 pub mod layout;
 pub mod release;

@@ -457,7 +457,7 @@ impl LogTransport {
         let remote = &mut self.remotes[place];
         // What a sender sends again on another node is compared, and this is of the last one.
         let is_of_now = Contact::moves(remote.transfer.generation()) == mail.moves;
-        if mail.position <= arrived && is_of_now {
+        if mail.is_next(arrived) && is_of_now {
             let end = mail.position + mail.frames.len() as u64;
             remote.carried_end = remote.carried_end.max(end);
             self.take_frames(place, mail.position, &mail.frames, logs)?;

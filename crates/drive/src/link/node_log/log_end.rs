@@ -7,7 +7,7 @@
 use std::io::{self, IoSlice};
 use std::sync::atomic::Ordering;
 
-use landbridge_proto::digest::digest;
+use landbridge_proto::log::frames_digest::FramesDigest;
 use landbridge_proto::log::layout::LOG_BYTES;
 use landbridge_proto::log::segment::{Announcement, LogCursor, MalformedLog, SegmentChain};
 use landbridge_proto::wire::frame::HEADER_BYTES;
@@ -264,15 +264,14 @@ impl LogWriter {
     /// # Errors
     /// No frame ends there.
     pub fn digest(&self, mut cursor: LogCursor, position: u64) -> io::Result<u64> {
-        let mut sum = position;
+        let mut digest = FramesDigest::new(position);
         while cursor.position() < position {
             self.follow_jumps(&mut cursor)?;
             let Announcement::Frame(bytes) = self.next(&cursor)? else { return Err(foreign()) };
-            let frame = digest(self.log.announced(cursor.at(), bytes));
-            sum = digest([sum, frame].map(u64::to_le_bytes).as_flattened());
+            digest.add(self.log.announced(cursor.at(), bytes));
             cursor.pass(bytes);
         }
-        if cursor.position() == position { Ok(sum.max(1)) } else { Err(foreign()) }
+        if cursor.position() == position { Ok(digest.value()) } else { Err(foreign()) }
     }
 
     fn follow_jumps(&self, cursor: &mut LogCursor) -> io::Result<()> {

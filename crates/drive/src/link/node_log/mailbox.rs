@@ -29,6 +29,15 @@ pub struct Mail {
     pub frames: Vec<u8>,
 }
 
+impl Mail {
+    /// Whether the frames can be taken when their log has arrived up to `arrived`. Of a process that
+    /// has moved, frames of the lost node may have arrived since the agents have compared what is
+    /// there.
+    pub fn is_next(&self, arrived: u64) -> bool {
+        self.position == arrived || self.moves == 0 && self.position < arrived
+    }
+}
+
 /// The frames in the mailbox of this process, if it has not taken them before.
 pub fn mail(logs: &NodeLogs) -> Option<Mail> {
     let head = &logs.open.head;

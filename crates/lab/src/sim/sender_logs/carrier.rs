@@ -5,8 +5,11 @@
 
 use std::io;
 
-use landbridge_proto::log::agent_transfer::frames_behind;
+use landbridge_proto::log::agent_transfer::{
+    ArrivedDigest, Verification, VerifiedLog, frames_behind,
+};
 use landbridge_proto::log::contact::Contact;
+use landbridge_proto::log::frames_digest::digest_of_part;
 use landbridge_proto::log::image_logs::NodeFile;
 use landbridge_proto::log::layout::{
     LOG_BYTES, MAIL_BYTES_AT, MAIL_FRAMES_AT, MAIL_FROM_AT, MAIL_MOVES_AT, MAIL_NUMBER_AT,
@@ -37,10 +40,12 @@ pub fn missing_frames(
 ) -> io::Result<Option<CarriedFrames>> {
     let at = confirmed_at(from, to);
     let words = [sender.word(at)?, sender.word(at + 8)?, sender.word(at + 16)?];
-    if words[2] == 0 && sender.has_moved(from)? {
+    let arrived = receiver.word(arrived_at(from, to))?;
+    let is_compared = words[2] != 0 || !sender.has_moved(from)?;
+    if !is_compared && !have_the_same((sender, from), (receiver, to), arrived)? {
         return Ok(None);
     }
-    let arrived = receiver.word(arrived_at(from, to))?;
+    let is_late = is_late && is_compared;
     let is_behind = arrived < words[0];
     let cursor = match words[0] {
         0 if words[2] == 0 => Some(LogCursor::beginning(sender.word(begins_at(from, to))?)),
@@ -56,6 +61,31 @@ pub fn missing_frames(
     let generation = sender.contact(from)?.map_or(0, |contact| contact.generation);
     let moves = Contact::moves(generation);
     Ok(frames.map(|frames| CarriedFrames { from, to, moves, position, frames }))
+}
+
+/// Whether what a process has sent again, which has moved, is what the receiver has of its log. No:
+/// there is less, or one side does not keep all of it.
+fn have_the_same(
+    (sender, from): (&SimulatedNode, usize),
+    (receiver, to): (&SimulatedNode, usize),
+    arrived: u64,
+) -> io::Result<bool> {
+    let mut verified = VerifiedLog::new(sender.sent_before(from, to)?);
+    let part = (verified.position(), arrived);
+    let digest = |node: &SimulatedNode| {
+        let start = node.start((from, to)).filter(|_| part.0 < part.1)?;
+        let log = LogBytes { node, start: log_at(from, to) };
+        let is_kept = !node.is_discarded((from, to), start.position());
+        digest_of_part(&log, start, part).filter(|_| is_kept)
+    };
+    let there = digest(receiver).map(|digest| ArrivedDigest { from: part.0, digest });
+    match verified.verify(arrived, there, || digest(sender)) {
+        Verification::Same => Ok(true),
+        Verification::Unknown => Ok(false),
+        Verification::Other => {
+            Err(io::Error::other(format!("{to} has other frames than {from} sends again")))
+        }
+    }
 }
 
 /// Puts frames into the mailbox of their receiver, unless it is full. Returns whether it has.

@@ -224,7 +224,7 @@ impl Transport {
         }
         let generation = self.remotes.get(&mail.from).map_or(0, |it| it.transfer.generation());
         let is_of_now = Contact::moves(generation) == mail.moves;
-        if mail.position <= logs.arrived(mail.from).map_err(failed)? && is_of_now {
+        if mail.is_next(logs.arrived(mail.from).map_err(failed)?) && is_of_now {
             if let Some(remote) = self.remotes.get_mut(&mail.from) {
                 let end = mail.position + mail.frames.len() as u64;
                 remote.carried_end = remote.carried_end.max(end);

@@ -185,6 +185,15 @@ impl SimulatedNode {
         self.from_elsewhere.insert(process, number);
     }
 
+    /// Up to where a process had sent its log to another one in the image of another node with which
+    /// it has begun here.
+    pub fn sent_before(&self, process: usize, to: usize) -> io::Result<u64> {
+        let number = self.from_elsewhere.get(&process);
+        let image = number.and_then(|number| self.images.get(&(process, *number)));
+        let pair = image.and_then(|image| image.pairs.get(&to));
+        pair.map_or_else(|| self.word(begins_at(process, to)), |pair| Ok(pair.sent))
+    }
+
     /// Whether a process was on another node before.
     pub fn has_moved(&self, process: usize) -> io::Result<bool> {
         Ok(self.word(control_at(process) + MOVED_AT as u64)? != 0)

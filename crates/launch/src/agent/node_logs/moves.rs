@@ -14,7 +14,9 @@ use std::sync::{Arc, OnceLock};
 use anyhow::{Context, Result};
 use landbridge_proto::log::counts::LogCounts;
 use landbridge_proto::log::image_logs::LogStarts;
-use landbridge_proto::log::layout::{MOVED_AT, control_at, discarded_at, log_at, release_at};
+use landbridge_proto::log::layout::{
+    MOVED_AT, begins_at, control_at, discarded_at, log_at, release_at,
+};
 use landbridge_proto::log::release::{LogPositions, LogRelease};
 use landbridge_proto::log::segment::LogCursor;
 use rustix::io::pwrite;
@@ -174,6 +176,19 @@ impl NodeLogs {
     /// Whether a rank of this node was on another one before.
     pub fn has_moved(&self, rank: u32) -> bool {
         self.word(control_at(rank as usize) + MOVED_AT as u64) != 0
+    }
+
+    /// Up to where a rank that has moved had sent its log to another one in the image with which it
+    /// has begun here.
+    pub fn sent_before(&self, rank: u32, to: u32) -> u64 {
+        let moves = self.for_moves.as_ref();
+        let number = moves.and_then(|moves| moves.borrow().from_elsewhere.get(&rank).copied());
+        let state = self.state.borrow();
+        let image = number.and_then(|number| state.images.get(&(rank, number)));
+        let pair = image.and_then(|(positions, _)| positions.pairs.get(&(to as usize)).copied());
+        // Without the image: all that is kept.
+        let begins = || self.word(begins_at(rank as usize, to as usize));
+        pair.map_or_else(begins, |pair| pair.sent)
     }
 
     /// A place of a log of this node up to which it is released.
