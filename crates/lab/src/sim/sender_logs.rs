@@ -229,16 +229,8 @@ impl LogWorld {
             let local = local.map(|rank| rank.task.index).collect::<Vec<_>>();
             SimulatedNode::new(job_name(run, number), (&local, &moving), waits)
         };
-        // A quarter of the runs that lose nodes, or have units, have little memory, too.
-        let is_tight =
-            planted.is_none() && (seed.is_multiple_of(4) || [5, 6].contains(&(seed % 16)));
         let has_units = planted.map_or(seed % 4 == 2, LogFault::has_units);
-        let log_memory = match () {
-            () if is_tight => TIGHT_LOG_MEMORY,
-            () if planted == Some(LogFault::UnitKeepsNothing) => SMALL_LOG_MEMORY,
-            () if has_units && seed.is_multiple_of(3) => SMALL_LOG_MEMORY,
-            () => LOG_MEMORY,
-        };
+        let log_memory = log_memory(seed, planted, has_units);
         let world = LogWorld {
             nodes: (0..node_count).map(node).collect::<io::Result<_>>()?,
             ranks,
@@ -566,6 +558,18 @@ impl LogWorld {
         let place = self.random.index(self.between_agents.contacts.len());
         let (node, process, contact) = self.between_agents.contacts.swap_remove(place);
         self.nodes[node].note_contact(process, &contact).map_err(|error| failed(&error))
+    }
+}
+
+/// Memory for the logs of each process, in bytes.
+fn log_memory(seed: u64, planted: Option<LogFault>, has_units: bool) -> u64 {
+    match planted {
+        Some(LogFault::UnitKeepsNothing) => SMALL_LOG_MEMORY,
+        Some(_) => LOG_MEMORY,
+        // A quarter of the runs that lose nodes, or have units, are among these.
+        None if seed.is_multiple_of(4) || [5, 6].contains(&(seed % 16)) => TIGHT_LOG_MEMORY,
+        None if has_units && seed.is_multiple_of(3) => SMALL_LOG_MEMORY,
+        None => LOG_MEMORY,
     }
 }
 

@@ -79,14 +79,18 @@ fn assignment() -> Assignment {
     }
 }
 
-fn every_message() -> Vec<Message> {
-    let delta = vec![("k".to_string(), "v".to_string()), (String::new(), "w".repeat(3000))];
-    let command = crate::pmi::spawn::SpawnCommand {
+fn spawn_command() -> crate::pmi::spawn::SpawnCommand {
+    crate::pmi::spawn::SpawnCommand {
         program: "p".into(),
         arguments: vec!["\u{1}".into(), String::new()],
         count: 2,
         info: vec![("host".into(), "n1,n2".into())],
-    };
+    }
+}
+
+fn every_message() -> Vec<Message> {
+    let delta = vec![("k".to_string(), "v".to_string()), (String::new(), "w".repeat(3000))];
+    let command = spawn_command();
     let spawn = Request { commands: vec![command], keys: delta.clone() };
     let request = NameRequest::Publish { service: "s".into(), port: "p".into() };
     let mut all = messages_about_ranks();

@@ -21,12 +21,12 @@
 //!                      ←    Arrived: 1280       ←   mailbox is empty
 //! ```
 //!
-//! A process that has moved to another node sends its log again. The receiver may have frames of the
-//! lost node, which must be the same. Before its own transport has compared them, the agents do:
-//! the question says from where on, and the answer holds a digest ([`super::frames_digest`]). Frames
-//! of the lost node may arrive at the receiver until it knows of the move. So it takes frames of a
-//! process that has moved only if they are the next ones, and the digest of the answer to the next
-//! question covers what has arrived since.
+//! A process that has moved to another node sends its log again. The receiver may have frames of
+//! the lost node, which must be the same. Before its own transport has compared them, the agents
+//! do: the question says from where on, and the answer holds a digest ([`super::frames_digest`]).
+//! Frames of the lost node may arrive at the receiver until it knows of the move. So it takes
+//! frames of a process that has moved only if they are the next ones, and the digest of the answer
+//! to the next question covers what has arrived since.
 //!
 //! What enters: times at which the sender is quiet, answers, the file of the sender's node. What
 //! leaves: questions and frames. What may never happen: something else than the sender's frames is

@@ -30,9 +30,9 @@ pub struct Mail {
 }
 
 impl Mail {
-    /// Whether the frames can be taken when their log has arrived up to `arrived`. Of a process that
-    /// has moved, frames of the lost node may have arrived since the agents have compared what is
-    /// there.
+    /// Whether the frames can be taken when their log has arrived up to `arrived`. Of a process
+    /// that has moved, frames of the lost node may have arrived since the agents have compared what
+    /// is there.
     pub fn is_next(&self, arrived: u64) -> bool {
         self.position == arrived || self.moves == 0 && self.position < arrived
     }

@@ -185,8 +185,8 @@ impl SimulatedNode {
         self.from_elsewhere.insert(process, number);
     }
 
-    /// Up to where a process had sent its log to another one in the image of another node with which
-    /// it has begun here.
+    /// Up to where a process had sent its log to another one in the image of another node with
+    /// which it has begun here.
     pub fn sent_before(&self, process: usize, to: usize) -> io::Result<u64> {
         let number = self.from_elsewhere.get(&process);
         let image = number.and_then(|number| self.images.get(&(process, *number)));
