@@ -25,8 +25,8 @@ use landbridge_proto::log::agent_transfer::{
 use landbridge_proto::log::contact::Contact;
 use landbridge_proto::log::frames_digest::digest_of_part;
 use landbridge_proto::log::layout::{
-    IS_BEING_WRITTEN, LOG_BYTES, LOGGED_PROCESSES_MAX, MAIL_BYTES_AT, MAIL_BYTES_MAX,
-    MAIL_FRAMES_AT, MAIL_FROM_AT, MAIL_MOVES_AT, MAIL_NUMBER_AT, MAIL_POSITION_AT, MAIL_TAKEN_AT,
+    IS_BEING_WRITTEN, LOGGED_PROCESSES_MAX, MAIL_BYTES_AT, MAIL_BYTES_MAX, MAIL_FRAMES_AT,
+    MAIL_FROM_AT, MAIL_MOVES_AT, MAIL_NUMBER_AT, MAIL_POSITION_AT, MAIL_TAKEN_AT, REGION_BYTES,
     TARGETS_AT, arrived_at, begins_at, confirmed_at, control_at, discarded_at, log_at, mailbox_at,
 };
 use landbridge_proto::log::segment::LogCursor;
@@ -475,11 +475,11 @@ fn missing_frames(
         _ if position < confirmed => logs.start(pair)?,
         _ => {
             let cursor = [confirmed, logs.word(at + 8), logs.word(at + 16)];
-            LogCursor::from_words(cursor, LOG_BYTES)?
+            LogCursor::from_words(cursor, REGION_BYTES)?
         }
     };
     let region = LogBytes { logs, start: log_at(pair.0, pair.1) };
-    let frames = frames_behind(&region, cursor, position, LOG_BYTES)?;
+    let frames = frames_behind(&region, cursor, position, REGION_BYTES)?;
     // What lies behind the cursor is not used again before the cursor goes on.
     fence(Ordering::SeqCst);
     if logs.word(at) != confirmed || logs.word(discarded_at(pair.0, pair.1)) > cursor.position() {

@@ -6,7 +6,7 @@
 //! ones in another order, count as the same.
 
 use super::image_logs::Excerpt;
-use super::layout::LOG_BYTES;
+use super::layout::REGION_BYTES;
 use super::segment::{LogCursor, SLOT_BYTES};
 use super::walk::{ReadLog, Walk};
 use crate::digest::digest;
@@ -41,7 +41,7 @@ pub fn digest_of_part(
     mut cursor: LogCursor,
     (began, end): (u64, u64),
 ) -> Option<u64> {
-    Walk::new(log, LOG_BYTES).pass_to(&mut cursor, began)?;
+    Walk::new(log, REGION_BYTES).pass_to(&mut cursor, began)?;
     let part = Excerpt { from: 0, to: 0, start: began, end };
     let mut digest = FramesDigest::new(end);
     part.copy(log, cursor, |frames| {

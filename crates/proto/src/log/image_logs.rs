@@ -24,7 +24,7 @@
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
-use super::layout::{LOG_BYTES, LOGGED_PROCESSES_MAX};
+use super::layout::{LOGGED_PROCESSES_MAX, REGION_BYTES};
 use super::release::{LogPositions, PairPositions};
 use super::segment::{LogCursor, SLOT_BYTES, SegmentChain};
 use super::walk::{ReadLog, Walk};
@@ -62,7 +62,7 @@ impl Excerpt {
         mut cursor: LogCursor,
         start: u64,
     ) -> Option<(Excerpt, LogCursor)> {
-        let mut walk = Walk::new(log, LOG_BYTES);
+        let mut walk = Walk::new(log, REGION_BYTES);
         walk.pass_to(&mut cursor, start)?;
         let begin = cursor;
         while walk.pass(&mut cursor)?.is_some() {}
@@ -77,7 +77,7 @@ impl Excerpt {
         mut cursor: LogCursor,
         mut take: impl FnMut(&[u8]) -> Option<()>,
     ) -> Option<()> {
-        let mut walk = Walk::new(log, LOG_BYTES);
+        let mut walk = Walk::new(log, REGION_BYTES);
         let mut bytes = Vec::new();
         while cursor.position() < self.end {
             // Frames that lie one behind the other.
@@ -146,7 +146,7 @@ impl LogStarts {
         let start = self.start(pair);
         let next = start.and_then(|start| {
             let mut cursor = start;
-            Walk::new(log, LOG_BYTES).pass_to(&mut cursor, position)?;
+            Walk::new(log, REGION_BYTES).pass_to(&mut cursor, position)?;
             (discarded() <= start.position()).then_some(cursor)
         });
         self.0.insert(pair, next);
@@ -438,7 +438,7 @@ pub fn lay_frames(
     begins: u64,
     mut write: impl FnMut(usize, &[u8]) -> Option<()>,
 ) -> Option<()> {
-    let mut chain = SegmentChain::beginning(LOG_BYTES, LogCursor::beginning(begins));
+    let mut chain = SegmentChain::beginning(REGION_BYTES, LogCursor::beginning(begins));
     let (mut at, mut written) = (0, 0);
     while at < frames.len() {
         let length = frames.get(at..)?.first_chunk().map(|bytes| u32::from_le_bytes(*bytes))?;

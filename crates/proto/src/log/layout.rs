@@ -62,6 +62,14 @@ pub const UNIT_KEEPS_AT: u64 = 64;
 /// Position of a word of the agent, written before processes start: how often the processes of the
 /// node's recovery unit have begun again together.
 pub const ROLLBACKS_AT: u64 = 72;
+/// Position of a word of the agent, written before processes start: bytes that the logs of this
+/// node may take on disk; 0: there is no disk file. The file has a part of [`LOG_BYTES`] for each
+/// log, one behind the other, in the order in which logs are opened ([`disk_part_at`]).
+pub const DISK_MAX_AT: u64 = 80;
+/// Position of a word of all processes: bytes that logs take on disk.
+pub const DISK_TAKEN_AT: u64 = 88;
+/// Position of a word of all processes: parts of the disk file that were given to logs.
+pub const DISK_PARTS_AT: u64 = 96;
 /// Bytes before the first contact.
 const CONTACTS_HEAD: usize = 128;
 /// Bytes of the control words of one process: a page.
@@ -116,8 +124,8 @@ pub const RELEASE_BYTES: usize = 16;
 /// Bytes of what is said of a log: its release; up to where its reader has it in this incarnation;
 /// up to where its writer has discarded it, because memory was full, although an incarnation may
 /// need it; for a log to another node, a cursor ([`confirmed_at`]); for a log from another node, up
-/// to where it has arrived; where the log begins in this file.
-const PAIR_BYTES: usize = RELEASE_BYTES + 16 + CONFIRMED_BYTES + 8 + 8;
+/// to where it has arrived; where the log begins in this file; its part of the disk file.
+const PAIR_BYTES: usize = RELEASE_BYTES + 16 + CONFIRMED_BYTES + 8 + 8 + 8;
 /// Bytes of a cursor up to where another node has a log.
 const CONFIRMED_BYTES: usize = 24;
 /// The first word of a cursor that is being written ([`confirmed_at`]).
@@ -145,8 +153,10 @@ const MAILBOX_BYTES: usize = MAIL_FRAMES_AT as usize + MAIL_BYTES_MAX;
 pub const HUGE_PAGE: usize = 2 << 20;
 /// Bytes of the ring of deliveries of one process: a power of two.
 pub const DELIVERIES_BYTES: usize = 1 << 30;
-/// Bytes of the region of one log.
+/// Bytes of the part of a log's region that lies in the memory file.
 pub const LOG_BYTES: usize = 4 << 30;
+/// Bytes of the region of one log: the second half lies in the disk file.
+pub const REGION_BYTES: usize = 2 * LOG_BYTES;
 /// Most processes of a job that keeps logs, spawned ones among them.
 pub const LOGGED_PROCESSES_MAX: usize = 1024;
 
@@ -214,6 +224,12 @@ pub const fn begins_at(from: usize, to: usize) -> u64 {
     arrived_at(from, to) + 8
 }
 
+/// Position of the word of a log: the number of its part of the disk file, counted from 1. 0: it
+/// has none yet.
+pub const fn disk_part_at(from: usize, to: usize) -> u64 {
+    begins_at(from, to) + 8
+}
+
 /// Position of the mailbox of a process.
 pub const fn mailbox_at(process: usize) -> u64 {
     release_at(LOGGED_PROCESSES_MAX, 0) + (process * MAILBOX_BYTES) as u64
@@ -248,14 +264,14 @@ mod tests {
         assert!(contact_at(LAST + 1) <= control_at(0));
         const { assert!(AGENT_BELL_AT + 8 <= CUT_AT) };
         const { assert!(STABLE_AT + RELEASE_BYTES as u64 <= MEMORY_MAX_AT) };
-        assert!(ROLLBACKS_AT + 8 <= contact_at(0));
+        assert!(DISK_PARTS_AT + 8 <= contact_at(0));
         const { assert!(UNIT_SENT_AT + 8 <= DELIVERIES_RELEASED_AT) };
         assert_eq!(control_at(1), control_at(0) + CONTROL_BYTES as u64);
         const { assert!(TARGETS_AT + SET_BYTES <= CONTROL_BYTES) };
         assert_eq!(release_at(0, 0), control_at(LAST) + CONTROL_BYTES as u64);
         assert!(release_at(0, LAST + 1) <= release_at(1, 0));
-        assert!(mailbox_at(0) >= begins_at(LAST, LAST) + 8);
-        assert_eq!(begins_at(0, 0) + 8, release_at(0, 1));
+        assert!(mailbox_at(0) >= disk_part_at(LAST, LAST) + 8);
+        assert_eq!(disk_part_at(0, 0) + 8, release_at(0, 1));
         assert_eq!(report_at(0), mailbox_at(LAST) + MAILBOX_BYTES as u64);
         assert!(deliveries_at(0) >= report_at(LAST) + REPORT_BYTES as u64);
         assert_eq!(log_at(0, 0), deliveries_at(LAST) + DELIVERIES_BYTES as u64);

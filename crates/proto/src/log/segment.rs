@@ -15,6 +15,10 @@
 //! log:      frames, jump to 2       frames, jump to 1 … (released in between)
 //! ```
 //!
+//! The first half of the region lies in memory, the second half on disk, if there is a disk
+//! (`recover_dir`). Where memory is full, the log goes on in segments on disk, all of them of
+//! [`SEGMENT_BYTES_MAX`].
+//!
 //! A *position* in a log counts the bytes of all frames before it, each with its padding, over the
 //! life of the log; jumps do not count. [`LogCursor`] is a position together with the place in the
 //! region. The next incarnation of a writer begins with the state that its image holds (or an empty
@@ -61,6 +65,11 @@ impl LogSegment {
     /// Where the segment ends.
     pub fn end(self) -> usize {
         self.start + self.bytes
+    }
+
+    /// Whether the segment lies on disk. `region`: bytes of the log's region.
+    pub fn is_on_disk(self, region: usize) -> bool {
+        self.start >= region / 2
     }
 
     /// The word that announces a jump to this segment.
@@ -230,11 +239,14 @@ pub struct SegmentChain {
     used: VecDeque<UsedSegment>,
     /// Released segments, the newest last.
     free: Vec<LogSegment>,
-    /// Released segments of which the memory was given back, and their bytes.
+    /// Released segments of which the memory, or the disk, was given back, and the bytes of those
+    /// in memory, and on disk.
     given_back: Vec<LogSegment>,
-    given_back_bytes: usize,
-    /// The part of the region that segments take.
+    given_back_bytes: [usize; 2],
+    /// The part of the region that segments in memory take.
     touched: usize,
+    /// The part that segments on disk take.
+    touched_on_disk: usize,
 }
 
 impl SegmentChain {
@@ -253,8 +265,9 @@ impl SegmentChain {
             used: VecDeque::new(),
             free: Vec::new(),
             given_back: Vec::new(),
-            given_back_bytes: 0,
+            given_back_bytes: [0; 2],
             touched: SEGMENT_BYTES_MIN,
+            touched_on_disk: 0,
         }
     }
 
@@ -264,7 +277,7 @@ impl SegmentChain {
         &self.cursor
     }
 
-    /// The bytes of the region that segments take.
+    /// The bytes of the region that segments in memory take.
     pub fn touched(&self) -> usize {
         self.touched
     }
@@ -272,22 +285,31 @@ impl SegmentChain {
     /// The bytes of memory that the segments take.
     #[inline]
     pub fn taken(&self) -> usize {
-        self.touched - self.given_back_bytes
+        self.touched - self.given_back_bytes[0]
     }
 
-    /// The bytes of segments that are not released, the present one among them. `released`: the
-    /// position before which nothing is needed any more.
+    /// The bytes of disk that the segments take.
+    #[inline]
+    pub fn taken_on_disk(&self) -> usize {
+        self.touched_on_disk - self.given_back_bytes[1]
+    }
+
+    /// The bytes of segments that are not released, in memory and on disk, the present one among
+    /// them. `released`: the position before which nothing is needed any more.
     pub fn needed(&mut self, released: u64) -> usize {
         self.free_before(released);
-        self.taken() - self.free.iter().map(|segment| segment.bytes).sum::<usize>()
+        let free = self.free.iter().map(|segment| segment.bytes).sum::<usize>();
+        self.taken() + self.taken_on_disk() - free
     }
 
-    /// Released segments, of which the caller gives the memory back. `released`: the position
-    /// before which nothing is needed any more.
+    /// Released segments, of which the caller gives the memory, or the disk, back. `released`: the
+    /// position before which nothing is needed any more.
     pub fn give_back(&mut self, released: u64) -> Vec<LogSegment> {
         self.free_before(released);
         let free = core::mem::take(&mut self.free);
-        self.given_back_bytes += free.iter().map(|segment| segment.bytes).sum::<usize>();
+        for segment in &free {
+            self.given_back_bytes[self.part(*segment)] += segment.bytes;
+        }
         self.given_back.extend(&free);
         free
     }
@@ -301,12 +323,16 @@ impl SegmentChain {
     /// Follows a jump: one that this writer announces, or one of an earlier incarnation.
     pub fn jump(&mut self, to: LogSegment) {
         self.free.retain(|segment| *segment != to);
+        let part = self.part(to);
         if let Some(place) = self.given_back.iter().position(|segment| *segment == to) {
             self.given_back.remove(place);
-            self.given_back_bytes -= to.bytes;
+            self.given_back_bytes[part] -= to.bytes;
         }
         self.used.retain(|used| used.segment != to);
-        self.touched = self.touched.max(to.end());
+        match part {
+            0 => self.touched = self.touched.max(to.end()),
+            _ => self.touched_on_disk = self.touched_on_disk.max(to.end() - self.region / 2),
+        }
         let LogCursor { segment, position: ends, .. } = self.cursor;
         self.used.push_back(UsedSegment { segment, begins: self.begins, ends });
         self.begins = ends;
@@ -328,16 +354,36 @@ impl SegmentChain {
         (position <= ends).then_some(cursor)
     }
 
-    /// A segment that was used before, for a frame of this many bytes, for which the present
-    /// segment has no room. `released`: the position before which nothing is needed any more.
-    /// `None`: there is none.
+    /// 0: memory; 1: disk.
+    fn part(&self, segment: LogSegment) -> usize {
+        usize::from(segment.is_on_disk(self.region))
+    }
+
+    /// A segment in memory that was used before, for a frame of this many bytes, for which the
+    /// present segment has no room. `released`: the position before which nothing is needed any
+    /// more. `None`: there is none.
     ///
     /// A side that has read or written just to the end of a segment has yet to read the jump
     /// there: a segment is released once its end lies before `released`, not at it.
     pub fn released_segment(&mut self, bytes: usize, released: u64) -> Option<LogSegment> {
         self.free_before(released);
-        let all = self.free.iter().rev().chain(&self.given_back);
-        all.copied().find(|segment| segment.bytes >= needed(bytes))
+        let mut all = self.free.iter().rev().chain(&self.given_back).copied();
+        all.find(|segment| segment.bytes >= needed(bytes) && self.part(*segment) == 0)
+    }
+
+    /// A segment on disk for a frame of this many bytes, and whether it takes disk already: one
+    /// that was used before, or a new one. `None`: the region has no room. `released`: as in
+    /// [`Self::released_segment`].
+    pub fn segment_on_disk(&mut self, bytes: usize, released: u64) -> Option<(LogSegment, bool)> {
+        self.free_before(released);
+        let is_on_disk = |segment: &LogSegment| segment.is_on_disk(self.region);
+        let free = self.free.iter().rev().copied().find(is_on_disk).map(|segment| (segment, true));
+        let given_back = || self.given_back.iter().copied().find(is_on_disk);
+        let start = self.region / 2 + self.touched_on_disk;
+        let new = LogSegment { start, bytes: SEGMENT_BYTES_MAX };
+        let new = || (new.end() <= self.region).then_some(new);
+        let found = free.or_else(|| Some((given_back().or_else(new)?, false)));
+        found.filter(|_| needed(bytes) <= SEGMENT_BYTES_MAX)
     }
 
     fn free_before(&mut self, released: u64) {
@@ -349,15 +395,15 @@ impl SegmentChain {
         }
     }
 
-    /// A segment that was never used, for a frame of this many bytes. `None`: the region has no
-    /// room.
+    /// A segment in memory that was never used, for a frame of this many bytes. `None`: the region
+    /// has no room.
     pub fn new_segment(&self, bytes: usize) -> Option<LogSegment> {
         let needed = needed(bytes);
         let as_before = 1 << self.touched.ilog2();
         let bytes =
             needed.next_power_of_two().max(SEGMENT_BYTES_MIN).max(as_before).min(SEGMENT_BYTES_MAX);
         let segment = LogSegment { start: self.touched.next_multiple_of(bytes), bytes };
-        (bytes >= needed && segment.end() <= self.region).then_some(segment)
+        (bytes >= needed && segment.end() <= self.region / 2).then_some(segment)
     }
 }
 
@@ -501,6 +547,57 @@ mod tests {
         }
         assert_eq!(chain.touched(), touched, "no new segment");
         assert!(chain.taken() > touched - given_back);
+    }
+
+    #[test]
+    fn a_log_goes_on_on_disk_and_comes_back_to_memory() {
+        let (mut memory, mut chain) = (Memory::default(), SegmentChain::new(REGION));
+        let mut read = LogCursor::START;
+        let on_disk = |memory: &mut Memory, chain: &mut SegmentChain, released| {
+            while chain.cursor().has_room(4000) {
+                memory.append(chain, 4000, 1, released);
+            }
+            let (to, takes_disk) = chain.segment_on_disk(4000, released).unwrap();
+            assert!(to.is_on_disk(REGION) && to.bytes == SEGMENT_BYTES_MAX);
+            memory.0.insert(to.start(), (0, 0));
+            memory.0.insert(chain.cursor().at(), (to.announcement(), 0));
+            chain.jump(to);
+            takes_disk
+        };
+        for _ in 0..3 {
+            assert!(!on_disk(&mut memory, &mut chain, 0), "new ones");
+        }
+        memory.append(&mut chain, 4000, 1, 0);
+        assert_eq!((chain.taken(), chain.taken_on_disk()), (SEGMENT_BYTES_MIN, 6 << 20));
+        assert_eq!(chain.needed(0), SEGMENT_BYTES_MIN + (6 << 20));
+        while memory.receive(&mut read).is_some() {}
+        let before = chain.clone();
+        assert!(on_disk(&mut memory, &mut chain, read.position()), "one that takes disk");
+        assert_eq!(chain.taken_on_disk(), 6 << 20);
+        // The next incarnation follows the jumps, and knows the same segments.
+        let mut again = before;
+        while again.cursor().position() < chain.cursor().position() {
+            memory.append(&mut again, 4000, 1, 0);
+        }
+        assert_eq!(again.taken_on_disk(), 6 << 20);
+        memory.append(&mut chain, 4000, 1, 0);
+        while memory.receive(&mut read).is_some() {}
+        let given_back = chain.give_back(read.position());
+        assert_eq!(given_back.iter().filter(|it| it.is_on_disk(REGION)).count(), 2);
+        assert_eq!((chain.taken(), chain.taken_on_disk()), (0, 2 << 20));
+        assert!(!on_disk(&mut memory, &mut chain, read.position()), "it was given back");
+        while chain.cursor().has_room(4000) {
+            memory.append(&mut chain, 4000, 1, 0);
+        }
+        memory.append(&mut chain, 1000, 1, read.position());
+        assert!(!chain.cursor().segment().is_on_disk(REGION), "memory, as soon as there is some");
+        let mut full = SegmentChain::new(8 << 20);
+        full.touched_on_disk = 2 << 20;
+        assert!(full.segment_on_disk(100, 0).is_some());
+        full.touched_on_disk = 4 << 20;
+        assert!(
+            full.segment_on_disk(100, 0).is_none() && chain.segment_on_disk(3 << 20, 0).is_none()
+        );
     }
 
     #[test]

@@ -24,8 +24,8 @@ use alloc::collections::BTreeMap;
 
 use super::image_logs::LogStarts;
 use super::layout::{
-    LOG_BYTES, LOGGED_PROCESSES_MAX, RELEASE_BYTES, begins_at, consumed_at, discarded_at, log_at,
-    release_at,
+    LOGGED_PROCESSES_MAX, REGION_BYTES, RELEASE_BYTES, begins_at, consumed_at, discarded_at,
+    log_at, release_at,
 };
 use super::segment::LogCursor;
 
@@ -71,7 +71,7 @@ impl UnitCursors {
             let at = 1 + PAIR_WORDS * number;
             let process = usize::try_from(word(at)).ok().filter(|it| *it < LOGGED_PROCESSES_MAX)?;
             let cursor =
-                |at| LogCursor::from_words([0, 1, 2].map(|next| word(at + next)), LOG_BYTES);
+                |at| LogCursor::from_words([0, 1, 2].map(|next| word(at + next)), REGION_BYTES);
             Some((process, PairCursors { sent: cursor(at + 1)?, received: cursor(at + 4)? }))
         };
         Some(UnitCursors { pairs: (0..count).map(pair).collect::<Option<_>>()? })

@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering;
 
 use landbridge_proto::log::contact::{CONTACT_BYTES, Contact};
 use landbridge_proto::log::layout::{
-    CONTACTS_CHANGED_AT, LOG_BYTES, LOGGED_PROCESSES_MAX, NOTHING_WAITS, STABLE_AT, contact_at,
+    CONTACTS_CHANGED_AT, LOGGED_PROCESSES_MAX, NOTHING_WAITS, REGION_BYTES, STABLE_AT, contact_at,
     discarded_at, log_at, release_at,
 };
 use landbridge_proto::log::segment::{LogCursor, SLOT_BYTES, SegmentChain};
@@ -90,7 +90,7 @@ pub(super) struct ClosedRemote {
 impl ClosedRemote {
     /// Nothing was sent, and nothing has arrived.
     fn new() -> ClosedRemote {
-        let arrivals = SegmentChain::new(LOG_BYTES);
+        let arrivals = SegmentChain::new(REGION_BYTES);
         ClosedRemote { arrivals, confirmed: LogCursor::START, began: Some(0) }
     }
 }
@@ -129,7 +129,7 @@ impl NodeLogs {
     pub(super) fn open_remote(&mut self, process: usize, closed: ClosedRemote) -> io::Result<()> {
         let ClosedRemote { arrivals, confirmed, began } = closed;
         if !self.open.writers.contains(process) {
-            self.open.open_writer(process, SegmentChain::new(LOG_BYTES))?;
+            self.open.open_writer(process, SegmentChain::new(REGION_BYTES))?;
         }
         let own = self.open.owner.process;
         self.open.check_kept(process, own, arrivals.cursor())?;

@@ -8,7 +8,7 @@ use std::io::{self, IoSlice};
 use std::sync::atomic::Ordering;
 
 use landbridge_proto::log::frames_digest::FramesDigest;
-use landbridge_proto::log::layout::LOG_BYTES;
+use landbridge_proto::log::layout::REGION_BYTES;
 use landbridge_proto::log::segment::{Announcement, LogCursor, MalformedLog, SegmentChain};
 use landbridge_proto::wire::frame::HEADER_BYTES;
 
@@ -82,7 +82,7 @@ impl LogWriter {
         let is_new = loop {
             let cursor = *self.chain.cursor();
             let word = self.log.word(cursor.at()).load(Ordering::Acquire);
-            match cursor.read(word, LOG_BYTES).map_err(impossible)? {
+            match cursor.read(word, REGION_BYTES).map_err(impossible)? {
                 Announcement::Nothing if cursor.has_room(bytes) => {
                     self.write(&cursor, bytes, front, payload);
                     break true;
@@ -283,7 +283,7 @@ impl LogWriter {
 
     fn next(&self, cursor: &LogCursor) -> io::Result<Announcement> {
         let word = self.log.word(cursor.at()).load(Ordering::Acquire);
-        cursor.read(word, LOG_BYTES).map_err(impossible)
+        cursor.read(word, REGION_BYTES).map_err(impossible)
     }
 }
 
@@ -306,7 +306,7 @@ impl LogReader {
     pub fn next(&mut self) -> io::Result<usize> {
         loop {
             let word = self.log.word(self.cursor.at()).load(Ordering::Acquire);
-            match self.cursor.read(word, LOG_BYTES).map_err(impossible)? {
+            match self.cursor.read(word, REGION_BYTES).map_err(impossible)? {
                 Announcement::Nothing => return Ok(0),
                 Announcement::Frame(bytes) => return Ok(bytes),
                 Announcement::Jump(to) => {

@@ -61,8 +61,8 @@ use landbridge_proto::log::contact::agent_bell;
 use landbridge_proto::log::counts::LogCount;
 use landbridge_proto::log::layout::{
     AGENT_BELL_AT, BELL_AT, DELIVERIES_DISCARDED_AT, DELIVERIES_END_AT, DELIVERIES_PUNCHED_AT,
-    DELIVERIES_RELEASED_AT, LOG_BYTES, LOGGED_PROCESSES_MAX, MEMORY_MAX_AT, ROLLBACKS_AT,
-    SOURCES_AT, SOURCES_CHANGED_AT, TARGETS_AT, UNIT_SENT_AT,
+    DELIVERIES_RELEASED_AT, LOG_BYTES, LOGGED_PROCESSES_MAX, MEMORY_MAX_AT, REGION_BYTES,
+    ROLLBACKS_AT, SOURCES_AT, SOURCES_CHANGED_AT, TARGETS_AT, UNIT_SENT_AT,
 };
 use landbridge_proto::log::segment::{LogCursor, SegmentChain};
 use rustix::fd::AsRawFd;
@@ -360,7 +360,9 @@ impl NodeLogs {
         match to {
             LOGGED_PROCESSES_MAX.. => Err(no_such_process(to)),
             _ if self.open.writers.contains(to) => Ok(()),
-            _ if self.open.is_local(to) => self.open.open_writer(to, SegmentChain::new(LOG_BYTES)),
+            _ if self.open.is_local(to) => {
+                self.open.open_writer(to, SegmentChain::new(REGION_BYTES))
+            }
             _ => self.open_other_node(to),
         }?;
         self.check_memory();

@@ -11,7 +11,7 @@
 use std::io;
 use std::sync::atomic::Ordering;
 
-use landbridge_proto::log::layout::{LOG_BYTES, begins_at, log_at};
+use landbridge_proto::log::layout::{REGION_BYTES, begins_at, log_at};
 use landbridge_proto::log::segment::{LogCursor, SegmentChain};
 
 use super::between_nodes::ClosedRemote;
@@ -71,7 +71,7 @@ impl Moved<'_> {
             closed.began = Some(sent.map_or(0, |chain| chain.cursor().position()));
             closed.confirmed = LogCursor::beginning(self.begins(self.own, *process));
             let arrived = LogCursor::beginning(self.begins(*process, self.own));
-            closed.arrivals = SegmentChain::beginning(LOG_BYTES, arrived);
+            closed.arrivals = SegmentChain::beginning(REGION_BYTES, arrived);
         }
     }
 
@@ -83,7 +83,7 @@ impl Moved<'_> {
     fn log(&self, from: usize, to: usize, before: &LogCursor) -> io::Result<LogWriter> {
         let begin = LogCursor::beginning(self.begins(from, to));
         let at = |begin| -> io::Result<LogWriter> {
-            let chain = SegmentChain::beginning(LOG_BYTES, begin);
+            let chain = SegmentChain::beginning(REGION_BYTES, begin);
             let mut log = LogWriter::new(self.window.look_at(log_at(from, to))?, chain);
             log.skip_to(before.position())?.then_some(log).ok_or_else(not_kept)
         };

@@ -12,8 +12,8 @@ use landbridge_proto::log::contact::Contact;
 use landbridge_proto::log::frames_digest::digest_of_part;
 use landbridge_proto::log::image_logs::NodeFile;
 use landbridge_proto::log::layout::{
-    LOG_BYTES, MAIL_BYTES_AT, MAIL_FRAMES_AT, MAIL_FROM_AT, MAIL_MOVES_AT, MAIL_NUMBER_AT,
-    MAIL_POSITION_AT, MAIL_TAKEN_AT, arrived_at, begins_at, confirmed_at, log_at, mailbox_at,
+    MAIL_BYTES_AT, MAIL_FRAMES_AT, MAIL_FROM_AT, MAIL_MOVES_AT, MAIL_NUMBER_AT, MAIL_POSITION_AT,
+    MAIL_TAKEN_AT, REGION_BYTES, arrived_at, begins_at, confirmed_at, log_at, mailbox_at,
 };
 use landbridge_proto::log::segment::LogCursor;
 use landbridge_proto::log::walk::ReadLog;
@@ -51,12 +51,12 @@ pub fn missing_frames(
         0 if words[2] == 0 => Some(LogCursor::beginning(sender.word(begins_at(from, to))?)),
         // The receiver has moved, or the answer is late.
         _ if is_behind && !is_late => sender.start((from, to)),
-        _ => LogCursor::from_words(words, LOG_BYTES),
+        _ => LogCursor::from_words(words, REGION_BYTES),
     };
     let position = if is_late { words[0] } else { arrived };
     let log = LogBytes { node: sender, start: log_at(from, to) };
     let frames = cursor
-        .and_then(|cursor| frames_behind(&log, cursor, position, LOG_BYTES))
+        .and_then(|cursor| frames_behind(&log, cursor, position, REGION_BYTES))
         .filter(|frames| !frames.is_empty());
     let generation = sender.contact(from)?.map_or(0, |contact| contact.generation);
     let moves = Contact::moves(generation);
