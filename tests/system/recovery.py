@@ -243,14 +243,7 @@ def logs_of_senders(options, checks, ring) -> None:
                 is_right = code == 0 and len(lines) > RANKS and full in output
                 measured = f"exit code {code}, {len(lines)} lines, {output.count(': restarted')} restarts"
                 checks.check(name, is_right and ": restarted" not in output, measured, output)
-    refused = {
-        "on a disk": (["--set", "recover_dir=/var/tmp"], "recover_log=sender keeps nothing in recover_dir yet"),
-    }
-    for what, (words, why) in refused.items():
-        name = f"logs of the senders, {what}"
-        if checks.wants(name):
-            code, _, output = job(options, ring, [], *words, *logs)
-            checks.check(name, code == 1 and why in output, f"exit code {code}, {'says' if why in output else 'does not say'} why", output)
+    sender_logs_on_disk(checks, options, [*ring[:-1], "250", "--numbers", "50000"], logs, full)
     name = "logs of the senders that are looked at"
     if checks.wants(name):
         seen, watched = {}, threading.Event()
@@ -420,6 +413,31 @@ def watch_ranks(options, key: str, pause_s: float, seen: list[int], is_over: thr
         jobs = json.loads(listed.stdout) if listed.returncode == 0 else []
         ours = [one for one in jobs if one["launcher"] in process.descendants()]
         seen += [rank[key] for one in ours for rank in one["ranks"] if key in rank]
+
+
+def sender_logs_on_disk(checks, options, large, logs, full: str) -> None:
+    """Logs of the senders exceed memory by some hundred megabytes. Unless they go on on disk, ranks
+    cannot be restarted."""
+    little = [*logs, "--set", "recover_memory=1MiB"]
+    for what, clusters in (("mostly on disk", ()), ("mostly on disk, two clusters", TWO_CLUSTERS)):
+        name = f"logs of the senders, {what}"
+        if checks.wants(name):
+            undisturbed = sorted(job(options, large, [])[1])
+            with tempfile.TemporaryDirectory() as directory:
+                words = [*little, *clusters, "--set", f"recover_dir={directory}"]
+                outcome = job(options, large, [(3.0, 2), (0.4, 0), (0.3, 2)], *words)
+                left = os.listdir(directory)
+            check_same(checks, name, outcome, undisturbed, 3)
+            is_full = full in outcome[2]
+            measured = f"{'some' if is_full else 'none'} of them discarded, {len(left)} files are left"
+            checks.check(f"{name}: its size", not is_full and not left, measured, outcome[2])
+    name = "logs of the senders, for which the disk has no room"
+    if checks.wants(name):
+        with tempfile.TemporaryDirectory() as directory:
+            words = [*little, "--set", f"recover_dir={directory}", "--set", "recover_disk=8MiB"]
+            code, lines, output = job(options, large, [], *words)
+        measured = f"exit code {code}, {len(lines)} lines, {'says' if full in output else 'does not say'} who cannot be restarted"
+        checks.check(name, code == 0 and full in output, measured, output)
 
 
 def log_on_disk(options, checks, program, moment) -> None:

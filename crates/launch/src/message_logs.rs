@@ -26,8 +26,6 @@ pub struct LogWishes<'a> {
     pub has_spares: bool,
     /// Polls are counted (`recover_clocks`).
     pub records_clocks: bool,
-    /// Logs may outgrow memory (`recover_dir`).
-    pub has_disk: bool,
     /// This system limits the address space of processes (`ulimit -v`), or the size of files
     /// (`ulimit -f`).
     pub has_limits: bool,
@@ -67,9 +65,6 @@ fn check(wishes: LogWishes<'_>) -> Result<()> {
     if wishes.has_spares && !wishes.records_clocks {
         bail!("recover_log=sender with spare nodes needs recover_clocks=on: use recover_log=relay");
     }
-    if wishes.has_disk {
-        bail!("recover_log=sender keeps nothing in recover_dir yet: use recover_log=relay");
-    }
     Ok(())
 }
 
@@ -83,14 +78,12 @@ mod tests {
         ranks: 4,
         has_spares: false,
         records_clocks: true,
-        has_disk: false,
         has_limits: false,
     };
 
     /// Jobs that need what only a relay can do.
-    const NEEDY: [LogWishes<'_>; 3] = [
+    const NEEDY: [LogWishes<'_>; 2] = [
         LogWishes { has_spares: true, records_clocks: false, ..PLAIN },
-        LogWishes { has_disk: true, ..PLAIN },
         LogWishes { ranks: LOGGED_PROCESSES_MAX as u32 + 1, ..PLAIN },
     ];
 
@@ -117,7 +110,6 @@ mod tests {
             assert_eq!(choose(LogWishes { log, has_limits: true, ..node }).unwrap(), "sender");
             let refused = choose(LogWishes { log, has_spares: true, ..node }).unwrap_err();
             assert!(refused.to_string().contains("leave --spares out"), "{refused}");
-            assert!(choose(LogWishes { log, has_disk: true, ..node }).is_err());
         }
         assert!(choose(LogWishes { log: "relay", ..node }).is_err());
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
-use landbridge_proto::setting::{self, RECOVER_DIR, RECOVER_LOG, RECOVER_UNIT};
+use landbridge_proto::setting::{self, RECOVER_LOG, RECOVER_UNIT};
 use rustix::process::{Resource, getrlimit};
 
 use crate::allocation;
@@ -91,7 +91,6 @@ fn message_logs(
         ranks: plan.size,
         has_spares: plan.has_spares(),
         records_clocks: settings.records_clocks(),
-        has_disk: settings.text(&RECOVER_DIR) != "off",
         has_limits: [Resource::As, Resource::Fsize]
             .into_iter()
             .any(|limit| getrlimit(limit).current.is_some()),

@@ -63,6 +63,7 @@ pub const ADDRESS: Knob = Knob(&setting::ADDRESS);
 pub const RELAY: Knob = Knob(&setting::RELAY);
 pub const STATISTICS_PAGE: Knob = Knob(&setting::STATISTICS_PAGE);
 pub const NODE_LOGS: Knob = Knob(&setting::NODE_LOGS);
+pub const NODE_LOGS_DISK: Knob = Knob(&setting::NODE_LOGS_DISK);
 pub const QUIESCE_SOCKET: Knob = Knob(&setting::QUIESCE_SOCKET);
 
 impl Knob {
@@ -190,6 +191,7 @@ mod tests {
             RELAY,
             STATISTICS_PAGE,
             NODE_LOGS,
+            NODE_LOGS_DISK,
             QUIESCE_SOCKET,
         ];
         let is_here = |row: &Setting| here.iter().any(|knob| knob.0.name == row.name);

@@ -27,11 +27,10 @@ use landbridge_proto::log::frames_digest::digest_of_part;
 use landbridge_proto::log::layout::{
     IS_BEING_WRITTEN, LOGGED_PROCESSES_MAX, MAIL_BYTES_AT, MAIL_BYTES_MAX, MAIL_FRAMES_AT,
     MAIL_FROM_AT, MAIL_MOVES_AT, MAIL_NUMBER_AT, MAIL_POSITION_AT, MAIL_TAKEN_AT, REGION_BYTES,
-    TARGETS_AT, arrived_at, begins_at, confirmed_at, control_at, discarded_at, log_at, mailbox_at,
+    TARGETS_AT, arrived_at, begins_at, confirmed_at, control_at, discarded_at, mailbox_at,
 };
 use landbridge_proto::log::segment::LogCursor;
-use landbridge_proto::log::walk::ReadLog;
-use rustix::io::{Errno, pread, pwrite};
+use rustix::io::{Errno, pwrite};
 
 use super::node_cut::NodeCut;
 use super::node_logs::NodeLogs;
@@ -423,7 +422,7 @@ fn arrived(logs: &NodeLogs, (from, to): (u32, u32), digest_from: Option<u64>) ->
 fn digest_of(logs: &NodeLogs, (from, to): (u32, u32), part: (u64, u64)) -> Option<u64> {
     let pair = (from as usize, to as usize);
     let start = logs.start(pair)?;
-    let region = LogBytes { logs, start: log_at(pair.0, pair.1) };
+    let region = logs.files().region(pair);
     let digest = digest_of_part(&region, start, part)?;
     // What was discarded may have been written over before it was read.
     fence(Ordering::SeqCst);
@@ -478,7 +477,7 @@ fn missing_frames(
             LogCursor::from_words(cursor, REGION_BYTES)?
         }
     };
-    let region = LogBytes { logs, start: log_at(pair.0, pair.1) };
+    let region = logs.files().region(pair);
     let frames = frames_behind(&region, cursor, position, REGION_BYTES)?;
     // What lies behind the cursor is not used again before the cursor goes on.
     fence(Ordering::SeqCst);
@@ -490,18 +489,4 @@ fn missing_frames(
     }
     log.seen_end = log.seen_end.max(position + frames.len() as u64);
     Some(frames)
-}
-
-/// The region of a log in the file.
-struct LogBytes<'a> {
-    logs: &'a NodeLogs,
-    start: u64,
-}
-
-impl ReadLog for LogBytes<'_> {
-    fn read(&self, at: usize, bytes: &mut [u8]) -> Option<()> {
-        let wanted = bytes.len();
-        let read = pread(self.logs.fd(), bytes, self.start + at as u64).ok()?;
-        (read == wanted).then_some(())
-    }
 }

@@ -25,9 +25,9 @@ use landbridge_proto::log::layout::{ROLLBACKS_AT, UNIT_KEEPS_AT, begins_at, disc
 use landbridge_proto::log::release::{LogPositions, PairPositions};
 use landbridge_proto::log::segment::LogCursor;
 use landbridge_proto::log::unit::emptied_log;
-use landbridge_proto::log::walk::ReadLog;
 use rustix::io::{pread, pwrite};
 
+use super::log_region::{LogFiles, LogRegion};
 use crate::checkpoint::CheckpointConfig;
 use crate::checkpoint::checkpoint_image::CheckpointImage;
 use crate::control::rank_state::CheckpointLocation;
@@ -42,7 +42,7 @@ const ATTEMPTS: u32 = 5;
 /// What the image of a rank that stands still is to hold of its logs. As long as this lives,
 /// nothing of the node's logs is released.
 pub struct LogsToCopy {
-    pub file: OwnedFd,
+    pub files: LogFiles,
     pub rank: u32,
     pub positions: LogPositions,
     /// By rank: how far its logs to and from this rank had come in its newest image.
@@ -92,7 +92,7 @@ impl LogsToCopy {
 
 impl NodeFile<LogRegion> for LogsToCopy {
     fn log(&self, (from, to): (usize, usize)) -> LogRegion {
-        LogRegion { file: self.file.try_clone().ok(), start: log_at(from, to) }
+        self.files.region((from, to))
     }
 
     fn start(&self, pair: (usize, usize)) -> Option<LogCursor> {
@@ -101,22 +101,8 @@ impl NodeFile<LogRegion> for LogsToCopy {
 
     fn is_discarded(&self, (from, to): (usize, usize), position: u64) -> bool {
         let mut word = [0; 8];
-        let read = pread(&self.file, &mut word, discarded_at(from, to));
+        let read = pread(&self.files.memory, &mut word, discarded_at(from, to));
         read != Ok(word.len()) || u64::from_ne_bytes(word) > position
-    }
-}
-
-/// The region of a log in the file of this node.
-pub struct LogRegion {
-    pub file: Option<OwnedFd>,
-    pub start: u64,
-}
-
-impl ReadLog for LogRegion {
-    fn read(&self, at: usize, bytes: &mut [u8]) -> Option<()> {
-        let wanted = bytes.len();
-        let read = pread(self.file.as_ref()?, bytes, self.start + at as u64).ok()?;
-        (read == wanted).then_some(())
     }
 }
 
@@ -218,7 +204,9 @@ impl MovedRanks {
 }
 
 /// Empties the logs between these ranks, of which none runs, so that they begin again.
-fn empty_logs(file: &OwnedFd, ranks: &[u32]) -> Result<()> {
+fn empty_logs(files: &LogFiles, ranks: &[u32]) -> Result<()> {
+    let file = &files.memory;
+    files.empty_disk(ranks)?;
     for from in ranks {
         for to in ranks.iter().filter(|to| *to != from) {
             for (at, word) in emptied_log((*from as usize, *to as usize), 0) {
@@ -274,8 +262,8 @@ fn lay_all(
 
 /// Rounds of images with which ranks of this node can begin again together.
 pub struct RoundsToLay {
-    /// The file of this node's logs.
-    pub file: OwnedFd,
+    /// The files of this node's logs.
+    pub files: LogFiles,
     pub ranks: Vec<u32>,
     /// Number, and the image of each rank; the newest round first.
     pub rounds: Vec<(u64, Vec<CheckpointImage>)>,
@@ -288,13 +276,13 @@ impl RoundsToLay {
     /// others cannot be used.
     pub fn lay(&self, deadline: Instant, notes: &mut Vec<String>) -> Result<Option<usize>> {
         for (place, (number, images)) in self.rounds.iter().enumerate() {
-            empty_logs(&self.file, &self.ranks)?;
+            empty_logs(&self.files, &self.ranks)?;
             match self.lay_round(images, deadline) {
                 Ok(()) => return Ok(Some(place)),
                 Err(error) => notes.push(format!("round {number} of images: {error:#}")),
             }
         }
-        empty_logs(&self.file, &self.ranks).map(|()| None)
+        empty_logs(&self.files, &self.ranks).map(|()| None)
     }
 
     fn lay_round(&self, images: &[CheckpointImage], deadline: Instant) -> Result<()> {
@@ -307,7 +295,7 @@ impl RoundsToLay {
             anyhow!("the images of ranks {from} and {to} do not hold all of their messages")
         })?;
         let images: Vec<_> = ranks().zip(&read).collect();
-        lay_all(&self.file, &choice.logs, &images, config, deadline)
+        lay_all(&self.files.memory, &choice.logs, &images, config, deadline)
     }
 }
 
@@ -396,7 +384,7 @@ mod tests {
         lay(&here, (5, 3), &frames(50));
         let pair = PairPositions { sent: 100 * 64, received: 40 * 64 };
         let logs = LogsToCopy {
-            file: here.try_clone().unwrap(),
+            files: LogFiles { memory: here.try_clone().unwrap(), disk: None },
             rank: 3,
             positions: LogPositions { pairs: [(5, pair)].into(), deliveries: 7 },
             newest: [(5, PairPositions { sent: 45 * 64, received: 90 * 64 })].into(),
@@ -449,7 +437,7 @@ mod tests {
         lay(&here, (3, 5), &frames(10));
         pwrite(&here, &320_u64.to_ne_bytes(), discarded_at(3, 5)).unwrap();
         let logs = LogsToCopy {
-            file: here,
+            files: LogFiles { memory: here, disk: None },
             rank: 3,
             positions: LogPositions {
                 pairs: [(5, PairPositions::default())].into(),

@@ -21,7 +21,7 @@
 //! | `held_files`, `rank_recording` | what a rank has recorded, and its open files |
 //! | `replicated_recording`, `replicated_rank_state` | what other nodes need of a rank |
 //! | `state_transfer` | how they get it |
-//! | `log_file`, `image_logs` | the file of message logs; what images hold of it |
+//! | `log_file`, `log_region`, `image_logs` | the files of message logs; what images hold of them |
 //! | `node_logs`, `node_cut` | message logs of the ranks of this node |
 //! | `frame_carrier` | frames of logs that the agents carry to other nodes |
 //! | `statistics_page`, `contact` | what a rank tells of its paths, and whether it uses us |
@@ -57,6 +57,7 @@ mod image_logs;
 mod image_service;
 mod input;
 mod log_file;
+mod log_region;
 mod log_report;
 mod messages;
 mod node_cut;

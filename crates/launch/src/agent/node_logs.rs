@@ -30,9 +30,10 @@ use landbridge_proto::log::counts::LogCounts;
 use landbridge_proto::log::layout::{
     AGENT_BELL_AT, BELL_AT, CONTACTS_CHANGED_AT, COUNTS_AT, CUT_AT, CUT_IS_OVER, DELIVERIES_BYTES,
     DELIVERIES_DISCARDED_AT, DELIVERIES_END_AT, DELIVERIES_PUNCHED_AT, DELIVERIES_RELEASED_AT,
-    FILE_BYTES, HUGE_PAGES_AT, IMAGES_WANTED_AT, IN_UNIT, IS_CUTTING, IS_LOCAL, LOCAL_AT,
-    LOGGED_PROCESSES_MAX, MEMORY_MAX_AT, NOTHING_WAITS, RELEASE_BYTES, REPORT_BYTES, REPORT_WORDS,
-    STABLE_ASKED_AT, STABLE_AT, STABLE_WANTED_AT, contact_at, control_at, deliveries_at, report_at,
+    DISK_MAX_AT, FILE_BYTES, HUGE_PAGES_AT, IMAGES_WANTED_AT, IN_UNIT, IS_CUTTING, IS_LOCAL,
+    LOCAL_AT, LOGGED_PROCESSES_MAX, MEMORY_MAX_AT, NOTHING_WAITS, RELEASE_BYTES, REPORT_BYTES,
+    REPORT_WORDS, STABLE_ASKED_AT, STABLE_AT, STABLE_WANTED_AT, contact_at, control_at,
+    deliveries_at, report_at,
 };
 use landbridge_proto::log::release::{LogPositions, LogReleases};
 use landbridge_proto::log::unit::UnitCursors;
@@ -46,6 +47,7 @@ use rustix::net::{
 
 use super::image_logs::LogsToCopy;
 use super::log_file;
+use super::log_region::{LogFiles, disk_file};
 use crate::control::rank_state::RecordingUpdate;
 use crate::control::{Job, Node};
 use crate::memory_limit::memory_limit;
@@ -55,7 +57,7 @@ use unit::UnitLogs;
 
 /// The message logs of one node.
 pub struct NodeLogs {
-    file: OwnedFd,
+    files: LogFiles,
     /// The processes of this node.
     local: RefCell<BTreeSet<u32>>,
     /// Becomes readable when a rank of this node has written its contact, or wants images.
@@ -102,7 +104,7 @@ impl NodeLogs {
         if !mpi::senders_keep_logs(&job.environment) {
             return Ok(None);
         }
-        let mut logs = NodeLogs::of(&job.id)?;
+        let mut logs = NodeLogs::of(&job.id, disk_file(&job.environment)?)?;
         if job.has_spares {
             let state = MoveState::new(node.relay_unix.is_none());
             logs.for_moves = Some(RefCell::new(state));
@@ -118,24 +120,27 @@ impl NodeLogs {
         let here = if node.rank_count > 0 { node.rank_count } else { node.slots };
         let ranks = here.max(node.machine_ranks);
         let share = memory_share(&job.environment, ranks, memory_limit());
-        pwrite(&logs.file, &share.unwrap_or(0).to_ne_bytes(), MEMORY_MAX_AT)?;
+        pwrite(&logs.files.memory, &share.unwrap_or(0).to_ne_bytes(), MEMORY_MAX_AT)?;
         // Another node keeps what ranks depend on that may move to a spare node.
         match job.has_spares && node.relay_unix.is_none() {
-            true => pwrite(&logs.file, &CUT_IS_OVER.to_ne_bytes(), CUT_AT).map(drop)?,
+            true => pwrite(&logs.files.memory, &CUT_IS_OVER.to_ne_bytes(), CUT_AT).map(drop)?,
             false => logs.write_release(STABLE_AT, NOTHING_WAITS)?,
         }
         Ok(Some(Rc::new(logs)))
     }
 
-    fn of(job: &str) -> Result<NodeLogs> {
+    /// `disk`: the disk file, and how many bytes logs may take there.
+    fn of(job: &str, disk: Option<(OwnedFd, u64)>) -> Result<NodeLogs> {
         let (file, has_huge_pages) = log_file::create(FILE_BYTES)?;
+        let (disk, disk_max) = disk.map_or((None, 0), |(file, bytes_max)| (Some(file), bytes_max));
+        pwrite(&file, &disk_max.to_ne_bytes(), DISK_MAX_AT)?;
         pwrite(&file, &u64::from(has_huge_pages).to_ne_bytes(), HUGE_PAGES_AT)?;
         let number = u64::from_str_radix(&sys::random_hex(16)?, 16)?;
         pwrite(&file, &number.to_ne_bytes(), AGENT_BELL_AT)?;
         let bell = open_bell(&agent_bell(job.as_bytes(), number))
             .context("no socket by which ranks say where they can be reached")?;
         Ok(NodeLogs {
-            file: sys::out_of_the_way(file),
+            files: LogFiles { memory: sys::out_of_the_way(file), disk },
             local: RefCell::default(),
             bell: sys::out_of_the_way(bell),
             state: RefCell::default(),
@@ -160,7 +165,7 @@ impl NodeLogs {
             let at = control_at(process as usize) + LOCAL_AT as u64;
             let is_in_unit = self.unit.as_ref().is_some_and(|unit| unit.ranks.contains(&process));
             let word = if is_in_unit { IN_UNIT } else { IS_LOCAL };
-            pwrite(&self.file, &word.to_ne_bytes(), at)?;
+            pwrite(&self.files.memory, &word.to_ne_bytes(), at)?;
             self.state.borrow_mut().releases.add(process as usize);
             self.local.borrow_mut().insert(process);
         }
@@ -190,9 +195,9 @@ impl NodeLogs {
         for rank in self.local.borrow().iter() {
             let at = control_at(*rank as usize) + IMAGES_WANTED_AT as u64;
             let mut word = [0; 8];
-            let is_read = pread(&self.file, &mut word, at).is_ok();
+            let is_read = pread(&self.files.memory, &mut word, at).is_ok();
             let wanted = u64::from_ne_bytes(word);
-            if is_read && wanted > 0 && pwrite(&self.file, &[0; 8], at).is_ok() {
+            if is_read && wanted > 0 && pwrite(&self.files.memory, &[0; 8], at).is_ok() {
                 ranks.insert(*rank);
                 ranks.extend(wanted.checked_sub(2).and_then(|peer| u32::try_from(peer).ok()));
             }
@@ -209,14 +214,14 @@ impl NodeLogs {
         if self.local.borrow().contains(&rank) || contact.generation <= known {
             return Ok(());
         }
-        pwrite(&self.file, &contact.emit(), contact_at(rank as usize))?;
+        pwrite(&self.files.memory, &contact.emit(), contact_at(rank as usize))?;
         self.note_change()
     }
 
     /// Lets ranks look at contacts and mailboxes.
     pub fn note_change(&self) -> Result<()> {
         self.noted.set(self.noted.get() + 1);
-        pwrite(&self.file, &self.noted.get().to_ne_bytes(), CONTACTS_CHANGED_AT)?;
+        pwrite(&self.files.memory, &self.noted.get().to_ne_bytes(), CONTACTS_CHANGED_AT)?;
         Ok(())
     }
 
@@ -237,12 +242,17 @@ impl NodeLogs {
     /// Where a process can be reached, if it is known.
     pub fn contact(&self, rank: u32) -> Option<Contact> {
         let mut bytes = [0; CONTACT_BYTES];
-        let read = pread(&self.file, &mut bytes, contact_at(rank as usize)).ok()?;
+        let read = pread(&self.files.memory, &mut bytes, contact_at(rank as usize)).ok()?;
         Contact::parse(&bytes).filter(|_| read == CONTACT_BYTES)
     }
 
     pub fn fd(&self) -> BorrowedFd<'_> {
-        self.file.as_fd()
+        self.files.memory.as_fd()
+    }
+
+    /// The files with the logs.
+    pub fn files(&self) -> &LogFiles {
+        &self.files
     }
 
     // --- what ranks depend on that may move to another node
@@ -285,10 +295,10 @@ impl NodeLogs {
 
     /// Reads how far all ranks of this node have come, none of which delivers anything meanwhile.
     pub fn cut<T>(&self, read: impl FnOnce() -> T) -> Result<T> {
-        pwrite(&self.file, &IS_CUTTING.to_ne_bytes(), CUT_AT)?;
+        pwrite(&self.files.memory, &IS_CUTTING.to_ne_bytes(), CUT_AT)?;
         fence(Ordering::SeqCst);
         let result = read();
-        pwrite(&self.file, &CUT_IS_OVER.to_ne_bytes(), CUT_AT)?;
+        pwrite(&self.files.memory, &CUT_IS_OVER.to_ne_bytes(), CUT_AT)?;
         Ok(result)
     }
 
@@ -320,13 +330,14 @@ impl NodeLogs {
         let mut left = bytes;
         while !left.is_empty() {
             let count = left.len().min(DELIVERIES_BYTES - at as usize);
-            let written = pwrite(&self.file, &left[..count], deliveries_at(rank as usize) + at)?;
+            let written =
+                pwrite(&self.files.memory, &left[..count], deliveries_at(rank as usize) + at)?;
             left = &left[written..];
             at = (at + written as u64) % DELIVERIES_BYTES as u64;
         }
         let end = (from + bytes.len() as u64).max(base);
         let at = control + DELIVERIES_END_AT as u64;
-        pwrite(&self.file, &end.max(self.word(at)).to_ne_bytes(), at)?;
+        pwrite(&self.files.memory, &end.max(self.word(at)).to_ne_bytes(), at)?;
         Ok(())
     }
 
@@ -334,7 +345,7 @@ impl NodeLogs {
     /// what the image is to hold of them, if the rank may move to another node.
     pub fn note_image(&self, rank: u32, number: u64) -> Result<Option<LogsToCopy>> {
         let mut report = vec![0; REPORT_BYTES];
-        let read = pread(&self.file, &mut report, report_at(rank as usize))?;
+        let read = pread(&self.files.memory, &mut report, report_at(rank as usize))?;
         anyhow::ensure!(read == report.len(), "its logs are cut off");
         let word = |place: usize| {
             let bytes = report[8 * place..8 * place + 8].try_into();
@@ -347,8 +358,8 @@ impl NodeLogs {
             Some(unit) => {
                 let cursors = UnitCursors::from_words(|place| word(REPORT_WORDS + place));
                 let cursors = cursors.context("its logs are not as they were")?;
-                let file = self.file.try_clone()?;
-                Ok(Some(unit.logs_to_copy(file, rank, (positions, cursors))))
+                let files = self.files.try_clone()?;
+                Ok(Some(unit.logs_to_copy(files, rank, (positions, cursors))))
             }
             None => self.logs_to_copy(rank, positions),
         }
@@ -390,14 +401,14 @@ impl NodeLogs {
     /// A word of the file, which is there.
     pub fn word(&self, at: u64) -> u64 {
         let mut word = [0; 8];
-        let _ = pread(&self.file, &mut word, at);
+        let _ = pread(&self.files.memory, &mut word, at);
         u64::from_ne_bytes(word)
     }
 
     /// Writes a position twice ([`RELEASE_BYTES`]).
     pub fn write_release(&self, at: u64, position: u64) -> Result<()> {
         for at in [at, at + RELEASE_BYTES as u64 / 2] {
-            pwrite(&self.file, &position.to_ne_bytes(), at)?;
+            pwrite(&self.files.memory, &position.to_ne_bytes(), at)?;
         }
         Ok(())
     }
@@ -406,13 +417,14 @@ impl NodeLogs {
     /// has discarded deliveries may be using them already, and keeps the pages.
     fn discard_deliveries(&self, rank: u32, from: u64, to: u64) -> Result<()> {
         let control = control_at(rank as usize);
-        let punched =
-            |is: u64| pwrite(&self.file, &is.to_ne_bytes(), control + DELIVERIES_PUNCHED_AT as u64);
+        let punched = |is: u64| {
+            pwrite(&self.files.memory, &is.to_ne_bytes(), control + DELIVERIES_PUNCHED_AT as u64)
+        };
         punched(1)?;
         fence(Ordering::SeqCst);
         let mut discarded = [0; 8];
         let at = control + DELIVERIES_DISCARDED_AT as u64;
-        let outcome = match pread(&self.file, &mut discarded, at) {
+        let outcome = match pread(&self.files.memory, &mut discarded, at) {
             Ok(_) if u64::from_ne_bytes(discarded) == 0 => self.punch_deliveries(rank, from, to),
             Ok(_) => Ok(()),
             Err(error) => Err(error.into()),
@@ -431,7 +443,12 @@ impl NodeLogs {
         for (from, to) in [(from, to.min(end_of_lap)), (end_of_lap, to)] {
             let (first, last) = (from.next_multiple_of(4096), to / 4096 * 4096);
             if first < last {
-                rustix::fs::fallocate(&self.file, flags, start + first % ring, last - first)?;
+                rustix::fs::fallocate(
+                    &self.files.memory,
+                    flags,
+                    start + first % ring,
+                    last - first,
+                )?;
             }
         }
         Ok(())
@@ -465,7 +482,7 @@ impl DeliveriesReader<'_> {
                 DeliveriesReader::AHEAD_BYTES.min(in_lap).min(self.left.end - self.left.start);
             self.ahead = vec![0; bytes as usize];
             let place = deliveries_at(self.rank as usize) + at;
-            let read = pread(&self.logs.file, &mut self.ahead[..], place).unwrap_or(0);
+            let read = pread(&self.logs.files.memory, &mut self.ahead[..], place).unwrap_or(0);
             self.ahead.truncate(read);
             self.ahead.reverse();
             self.left.start += bytes;
@@ -509,7 +526,7 @@ mod tests {
     }
 
     fn logs(local: Range<u32>) -> NodeLogs {
-        let logs = NodeLogs::of("test").unwrap();
+        let logs = NodeLogs::of("test", None).unwrap();
         logs.add(local).unwrap();
         logs
     }
@@ -524,7 +541,7 @@ mod tests {
         let positions = LogPositions { pairs, deliveries };
         let at = report_at(rank as usize);
         for (place, word) in positions.words().enumerate() {
-            pwrite(&logs.file, &word.to_ne_bytes(), at + 8 * place as u64).unwrap();
+            pwrite(&logs.files.memory, &word.to_ne_bytes(), at + 8 * place as u64).unwrap();
         }
     }
 
@@ -555,10 +572,10 @@ mod tests {
     fn contacts_of_this_node_are_announced_once_and_those_of_others_noted() {
         let logs = logs(0..2);
         let contact = |generation| Contact { generation, name: [generation as u8; 48] };
-        pwrite(&logs.file, &contact(1).emit(), contact_at(1)).unwrap();
+        pwrite(&logs.files.memory, &contact(1).emit(), contact_at(1)).unwrap();
         assert_eq!(logs.take_contacts(), [(1, contact(1).emit().to_vec())]);
         assert_eq!(logs.take_contacts(), []);
-        pwrite(&logs.file, &contact(2).emit(), contact_at(1)).unwrap();
+        pwrite(&logs.files.memory, &contact(2).emit(), contact_at(1)).unwrap();
         assert_eq!(logs.take_contacts(), [(1, contact(2).emit().to_vec())]);
         logs.note_contact(2, &contact(5).emit()).unwrap();
         logs.note_contact(2, &contact(4).emit()).unwrap();
@@ -576,7 +593,7 @@ mod tests {
         let logs = logs(0..4);
         let want = |rank: usize, word: u64| {
             let at = control_at(rank) + IMAGES_WANTED_AT as u64;
-            pwrite(&logs.file, &word.to_ne_bytes(), at).unwrap();
+            pwrite(&logs.files.memory, &word.to_ne_bytes(), at).unwrap();
         };
         want(1, 1);
         want(2, 2 + 3);
@@ -588,7 +605,7 @@ mod tests {
     fn what_is_held_lies_behind_what_is_released() {
         let logs = logs(0..2);
         let control = control_at(0);
-        let write = |at: u64, bytes: &[u8]| pwrite(&logs.file, bytes, at).unwrap();
+        let write = |at: u64, bytes: &[u8]| pwrite(&logs.files.memory, bytes, at).unwrap();
         let count = |words: [u64; LogCounts::WORDS]| {
             for (place, word) in words.iter().enumerate() {
                 write(control + (COUNTS_AT + 8 * place) as u64, &word.to_ne_bytes());
@@ -621,10 +638,10 @@ mod tests {
     fn released_deliveries_take_no_memory_and_others_stay() {
         let logs = logs(0..1);
         let ring = DELIVERIES_BYTES as u64;
-        let blocks = || rustix::fs::fstat(&logs.file).unwrap().st_blocks;
+        let blocks = || rustix::fs::fstat(&logs.files.memory).unwrap().st_blocks;
         let at = |position: u64| deliveries_at(0) + position % ring;
         for position in [0, 4096, ring - 4096] {
-            pwrite(&logs.file, &[7; 4096], at(position)).unwrap();
+            pwrite(&logs.files.memory, &[7; 4096], at(position)).unwrap();
         }
         // The page of the release itself.
         logs.discard_deliveries(0, 0, 100).unwrap();
@@ -641,10 +658,10 @@ mod tests {
     fn pages_of_a_rank_that_has_discarded_deliveries_stay() {
         let logs = logs(0..2);
         let ring = DELIVERIES_BYTES as u64;
-        pwrite(&logs.file, &[7; 8], deliveries_at(0) + 8192).unwrap();
-        pwrite(&logs.file, &[9; 8], deliveries_at(1) + 8192).unwrap();
+        pwrite(&logs.files.memory, &[7; 8], deliveries_at(0) + 8192).unwrap();
+        pwrite(&logs.files.memory, &[9; 8], deliveries_at(1) + 8192).unwrap();
         let at = control_at(0) + DELIVERIES_DISCARDED_AT as u64;
-        pwrite(&logs.file, &ring.to_ne_bytes(), at).unwrap();
+        pwrite(&logs.files.memory, &ring.to_ne_bytes(), at).unwrap();
         logs.discard_deliveries(0, 0, 2 * ring).unwrap();
         assert_eq!(word(&logs, deliveries_at(0) + 8192), u64::from_ne_bytes([7; 8]));
         assert_eq!(word(&logs, deliveries_at(1) + 8192), u64::from_ne_bytes([9; 8]));

@@ -13,7 +13,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use landbridge_proto::digest::digest;
-use landbridge_proto::setting::NODE_LOGS;
+use landbridge_proto::setting::{NODE_LOGS, NODE_LOGS_DISK};
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 
@@ -88,7 +88,7 @@ impl SharedMemory {
     /// The descriptors, in the order in which a rank gets them when it resumes.
     fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let page = self.statistics_page.iter().map(|page| page.fd());
-        page.chain(self.node_logs.iter().map(|node_logs| node_logs.fd()))
+        page.chain(self.node_logs.iter().flat_map(|node_logs| node_logs.files().fds()))
     }
 }
 
@@ -448,7 +448,11 @@ fn command(job: &Job, node: &Node, relay: &str, start: &LaunchSpec, pmi: RawFd) 
             .env("LANDBRIDGE_STATISTICS_PAGE", descriptor(start, sys::raw(&statistics_page.fd())));
     }
     if let Some(node_logs) = &start.shared.node_logs {
-        command.env(NODE_LOGS.variable(), descriptor(start, sys::raw(&node_logs.fd())));
+        let files = node_logs.files();
+        command.env(NODE_LOGS.variable(), descriptor(start, sys::raw(&files.memory)));
+        if let Some(disk) = &files.disk {
+            command.env(NODE_LOGS_DISK.variable(), descriptor(start, sys::raw(disk)));
+        }
     }
     command
 }

@@ -16,7 +16,6 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow};
@@ -185,7 +184,7 @@ fn rounds_to_lay(supervisor: &RankSupervisor, unit: &[usize]) -> Result<RoundsTo
         supervisor.node_logs().ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
     let config = unit.iter().find_map(|index| supervisor.ranks[*index].scheduler.as_ref());
     Ok(RoundsToLay {
-        file: node_logs.fd().as_fd().try_clone_to_owned()?,
+        files: node_logs.files().try_clone()?,
         ranks: unit.iter().map(|index| supervisor.ranks[*index].rank).collect(),
         rounds: whole_rounds(supervisor, unit),
         config: config.map(|scheduler| scheduler.config().clone()),

@@ -304,11 +304,10 @@ pub const RECOVER_LOG: Setting = Setting {
                messages between ranks of one node stay in shared memory, where the receiver reads \
                them; messages to another node stay on both nodes, and take the paths of a job \
                without `recover`. It works with at most 1,024 processes of a job, spawned ones \
-               among them, without `recover_dir`, and with spare nodes only if clocks are \
-               recorded. `relay`: the relay of the receiver, through which all messages go. \
-               `auto`: `sender` for at most 512 ranks without spare nodes, `recover_dir` and a \
-               limit of address space or of files (`ulimit -v`, `ulimit -f`) where the launcher \
-               runs, else `relay`.",
+               among them, and with spare nodes only if clocks are recorded. `relay`: the relay of \
+               the receiver, through which all messages go. `auto`: `sender` for at most 512 \
+               ranks without spare nodes and a limit of address space or of files (`ulimit -v`, \
+               `ulimit -f`) where the launcher runs, else `relay`.",
 };
 pub const RECOVER_UNIT: Setting = Setting {
     name: "recover_unit",
@@ -341,10 +340,11 @@ pub const RECOVER_DIR: Setting = Setting {
     unit: "absolute path",
     kind: SettingKind::Folder(&["off"]),
     scope: Scope::Job,
-    readers: &[Reader::Relay],
-    description: "With `recover`: directory to which each relay writes the logs beyond \
-               `recover_memory`, in an unnamed file that vanishes with the relay. `off`: a process \
-               whose log is too large cannot be restarted before its next checkpoint.",
+    readers: &[Reader::Launcher, Reader::Relay],
+    description: "With `recover`: directory in which message logs go on beyond `recover_memory`, \
+               in an unnamed file of each node, or of each relay, that vanishes with the job. \
+               `off`: a process whose log is too large cannot be restarted before its next \
+               checkpoint.",
 };
 pub const RECOVER_DISK: Setting = Setting {
     name: "recover_disk",
@@ -352,8 +352,9 @@ pub const RECOVER_DISK: Setting = Setting {
     unit: "size, 1MiB to 1048576GiB",
     kind: SettingKind::Size { min: MIB, max: 1024 * 1024 * GIB },
     scope: Scope::Job,
-    readers: &[Reader::Relay],
-    description: "With `recover_dir`: most space that each relay uses there.",
+    readers: &[Reader::Launcher, Reader::Relay],
+    description: "With `recover_dir`: most space that the logs of each node, or each relay, use \
+               there.",
 };
 
 // --- settings of the launcher
@@ -492,6 +493,16 @@ pub const NODE_LOGS: Setting = Setting {
     description: "Memory file with the message logs of this node's processes, with \
                `recover_log=sender`.",
 };
+pub const NODE_LOGS_DISK: Setting = Setting {
+    name: "node_logs_disk",
+    default: "none",
+    unit: "descriptor",
+    kind: SettingKind::Count { min: 3, max: i32::MAX as u64 },
+    scope: Scope::Process,
+    readers: &[Reader::Process],
+    description: "File in `recover_dir` in which the message logs of this node's processes go on \
+               when memory is full, with `recover_log=sender`.",
+};
 pub const QUIESCE_SOCKET: Setting = Setting {
     name: "quiesce_socket",
     default: "none",
@@ -551,5 +562,6 @@ pub const SETTINGS: &[&Setting] = &[
     &RELAY,
     &STATISTICS_PAGE,
     &NODE_LOGS,
+    &NODE_LOGS_DISK,
     &QUIESCE_SOCKET,
 ];

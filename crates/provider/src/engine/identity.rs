@@ -42,7 +42,7 @@ pub struct Identity {
     /// Number of earlier starts of this process.
     pub incarnation: u32,
     /// The memory file with the logs of this node's processes, if these record messages themselves.
-    node_logs: Option<Mutex<Option<OwnedFd>>>,
+    node_logs: Option<Mutex<Vec<OwnedFd>>>,
 }
 
 /// How the processes of this node share its cores and carry their messages.
@@ -124,11 +124,7 @@ impl Identity {
             rails: rails()?,
             recovers,
             incarnation: number(&param::INCARNATION)?.unwrap_or(0) as u32,
-            // SAFETY: the agent has opened the descriptor for this process, and nothing else closes
-            // it.
-            node_logs: number(&param::NODE_LOGS)?
-                .filter(|_| recovers)
-                .map(|file| Mutex::new(Some(unsafe { OwnedFd::from_raw_fd(file as i32) }))),
+            node_logs: node_logs(recovers)?,
         })
     }
 
@@ -144,10 +140,12 @@ impl Identity {
         self.node_logs.is_some()
     }
 
-    /// The memory file with these logs, once: the caller closes the file, because an image of this
-    /// process must not contain it.
-    pub fn take_node_logs(&self) -> Option<OwnedFd> {
-        self.node_logs.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner).take()
+    /// The files with these logs, once: the caller closes them, because an image of this process
+    /// must not contain them.
+    pub fn take_node_logs(&self) -> Vec<OwnedFd> {
+        let files = self.node_logs.as_ref();
+        let files = files.map(|files| files.lock().unwrap_or_else(PoisonError::into_inner));
+        files.map(|mut files| std::mem::take(&mut *files)).unwrap_or_default()
     }
 
     /// The address and unique number of the next endpoint of this process.
@@ -442,6 +440,17 @@ fn number_in_any(names: &[&str]) -> Option<u64> {
 }
 
 /// The tests of parsing and address selection.
+/// The files with the logs of this node: the one in memory first.
+fn node_logs(recovers: bool) -> Result<Option<Mutex<Vec<OwnedFd>>>, String> {
+    let all = [param::NODE_LOGS.number()?, param::NODE_LOGS_DISK.number()?];
+    if !recovers || all[0].is_none() {
+        return Ok(None);
+    }
+    // SAFETY: the agent has opened the descriptors for this process, and nothing else closes them.
+    let files = all.into_iter().flatten().map(|file| unsafe { OwnedFd::from_raw_fd(file as i32) });
+    Ok(Some(Mutex::new(files.collect())))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

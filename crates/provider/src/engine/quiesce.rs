@@ -119,14 +119,11 @@ impl Engine {
         }
         (own.incarnation, own.log_position) = (incarnation, LogPosition { kept, ..standing });
         match logs {
-            // The last one, whether or not this process uses the page before it.
-            Some(logs) => match files.next_back() {
-                Some(file) => {
-                    self.connections.attach_to_logs(logs, file.as_fd());
-                    self.other_nodes.open(&mut self.connections);
-                }
-                None => end_process("it is to resume without the logs of its node"),
-            },
+            // Whether or not this process uses the page before them.
+            Some(logs) => {
+                self.connections.attach_to_logs(logs, files.as_slice());
+                self.other_nodes.open(&mut self.connections);
+            }
             None => self.attach(),
         }
     }
@@ -150,7 +147,7 @@ fn await_checkpoint(socket: BorrowedFd<'_>, numbers: [u64; 4]) -> io::Result<Res
     }
     rustix::net::send(socket, &word, SendFlags::NOSIGNAL)?;
     let mut answer = [0; 24];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
     let mut files = Vec::new();
     let mut filled = 0;
     while filled < answer.len() {

@@ -9,10 +9,10 @@
 //! connection that could be lost.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use landbridge_drive::link::node_log::ClosedLogs;
+use landbridge_drive::link::node_log::{ClosedLogs, LogFiles};
 use landbridge_proto::endpoint::Peer;
 use landbridge_proto::id::Address;
 use landbridge_proto::log::layout::LOGGED_PROCESSES_MAX;
@@ -97,23 +97,25 @@ impl Connections {
     /// Opens the logs of this node, which stand in for the relay, from their beginning.
     pub(super) fn open_node_logs(&mut self) {
         let identity = self.data.identity;
-        let Some(file) = identity.take_node_logs() else {
+        let files = identity.take_node_logs();
+        if files.is_empty() {
             end_process("it opens a second endpoint: use recover_log=relay");
-        };
+        }
         let (own, size) = (self.data.own.address.index(), identity.size);
         let job = identity.job.to_hex();
         let here = identity.node_sharing.processes.unwrap_or(size).max(1);
         let bytes_max = identity.settings.recover_memory / u64::from(here);
         match ClosedLogs::new(own as usize, &job, bytes_max, LOGGED_PROCESSES_MAX) {
-            Ok(closed) => self.attach_to_logs(closed, file.as_fd()),
+            Ok(closed) => self.attach_to_logs(closed, &files),
             Err(error) => end_process(&format!("the logs of its node cannot be opened: {error}")),
         }
     }
 
     /// Opens the logs of this node where they were closed.
-    pub(super) fn attach_to_logs(&mut self, closed: ClosedLogs, file: BorrowedFd<'_>) {
-        let attached = closed
-            .open(file)
+    /// `files`: those of the logs are the last ones.
+    pub(super) fn attach_to_logs(&mut self, closed: ClosedLogs, files: &[OwnedFd]) {
+        let attached = LogFiles::find(files)
+            .and_then(|files| closed.open(files))
             .and_then(|logs| self.link_up(None, Carrier::Logs(Box::new(logs)), 0, false));
         if let Err(error) = attached {
             end_process(&format!("the logs of its node cannot be opened: {error}"));

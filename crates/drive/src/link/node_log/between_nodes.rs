@@ -13,13 +13,14 @@ use std::sync::atomic::Ordering;
 use landbridge_proto::log::contact::{CONTACT_BYTES, Contact};
 use landbridge_proto::log::layout::{
     CONTACTS_CHANGED_AT, LOGGED_PROCESSES_MAX, NOTHING_WAITS, REGION_BYTES, STABLE_AT, contact_at,
-    discarded_at, log_at, release_at,
+    discarded_at, release_at,
 };
 use landbridge_proto::log::segment::{LogCursor, SLOT_BYTES, SegmentChain};
 use landbridge_proto::wire::frame::HEADER_BYTES;
 use rustix::net::{SendFlags, sendto};
 
 use super::NodeLogs;
+use super::disk_part::open_log;
 use super::log_end::{FRAME_BYTES_MAX, LogWriter};
 use super::mailbox::{note_arrived, note_confirmed};
 use super::open_logs::{no_such_process, not_kept};
@@ -135,7 +136,7 @@ impl NodeLogs {
         self.open.check_kept(process, own, arrivals.cursor())?;
         // What the other process has confirmed since is looked for from there on.
         self.open.check_kept(own, process, &confirmed)?;
-        let log = self.open.window.log(log_at(process, own))?;
+        let log = open_log(&mut self.open.window, &self.open.head, (process, own))?;
         let arrivals = LogWriter::new(log, arrivals);
         let Some(target) = self.open.writers.get(process) else { return Err(foreign()) };
         let mut remote = RemoteLogs::open(arrivals, (confirmed, began), &target.log)?;
@@ -200,7 +201,7 @@ impl NodeLogs {
     /// The bytes are not whole frames, or the region of the log is full.
     pub fn append_arrived(&mut self, from: usize, mut bytes: &[u8]) -> io::Result<()> {
         let Some(remote) = self.remote.get_mut(from) else { return Err(foreign()) };
-        let taken = remote.arrivals.chain.taken();
+        let taken = remote.arrivals.taken();
         let own = self.open.owner.process;
         let releases = || PairReleases {
             words: FileWords { head: &self.open.head, from, to: own, confirmed: None },
@@ -216,7 +217,7 @@ impl NodeLogs {
             bytes = bytes.get(padded..).unwrap_or_default();
         }
         note_arrived(&self.open.head, from, own, remote.arrivals.chain.cursor().position());
-        if remote.arrivals.chain.taken() != taken {
+        if remote.arrivals.taken() != taken {
             self.check_memory();
         }
         Ok(())

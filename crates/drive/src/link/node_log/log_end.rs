@@ -9,9 +9,12 @@ use std::sync::atomic::Ordering;
 
 use landbridge_proto::log::frames_digest::FramesDigest;
 use landbridge_proto::log::layout::REGION_BYTES;
-use landbridge_proto::log::segment::{Announcement, LogCursor, MalformedLog, SegmentChain};
+use landbridge_proto::log::segment::{
+    Announcement, LogCursor, LogSegment, MalformedLog, SegmentChain,
+};
 use landbridge_proto::wire::frame::HEADER_BYTES;
 
+use super::disk_part::DiskPart;
 use super::window::{Mapped, foreign};
 
 /// The longest frame, header included, in bytes.
@@ -28,6 +31,12 @@ pub(super) trait Releases {
 
     /// As [`Self::discarded`], because the region of the log is full.
     fn discarded_at_once(&self) -> u64;
+
+    /// Takes disk for a segment; returns whether there was room.
+    fn take_disk(&self, part: &DiskPart, segment: LogSegment) -> bool;
+
+    /// Whether memory for logs is full.
+    fn is_full(&self) -> bool;
 
     /// Whether small segments are not used again as long as larger ones can be had.
     fn may_grow(&self) -> bool;
@@ -56,13 +65,21 @@ impl std::error::Error for OtherFrame {}
 /// The end of a log that this process writes.
 pub(super) struct LogWriter {
     log: Mapped,
+    disk: Option<DiskPart>,
     pub chain: SegmentChain,
 }
 
 impl LogWriter {
-    pub fn new(mut log: Mapped, chain: SegmentChain) -> LogWriter {
+    /// `log`: the region of the log, and its part of the disk file.
+    pub fn new((mut log, disk): (Mapped, Option<DiskPart>), chain: SegmentChain) -> LogWriter {
         log.begin_preparing(chain.cursor().at());
-        LogWriter { log, chain }
+        LogWriter { log, disk, chain }
+    }
+
+    /// Bytes of memory and disk that the segments take: a number that changes with them.
+    #[inline]
+    pub fn taken(&self) -> usize {
+        self.chain.taken() + self.chain.taken_on_disk()
     }
 
     /// Appends a frame, or compares it with the frame that an earlier incarnation has appended.
@@ -122,17 +139,38 @@ impl LogWriter {
             larger.or_else(|| self.chain.new_segment(bytes))
         };
         let larger = if releases.may_grow() { larger() } else { None };
+        let is_full = releases.is_full();
         let to = larger
             .or_else(|| self.chain.released_segment(bytes, released))
+            .or_else(|| match is_full {
+                true => self.segment_on_disk(bytes, released, releases),
+                false => None,
+            })
             .or_else(|| self.chain.released_segment(bytes, releases.discarded()))
             .or_else(|| self.chain.new_segment(bytes))
+            .or_else(|| self.segment_on_disk(bytes, released, releases))
             .or_else(|| self.chain.released_segment(bytes, releases.discarded_at_once()))
             .ok_or_else(|| full("a log of its messages"))?;
-        self.log.prepare(to.end());
+        match to.is_on_disk(REGION_BYTES) {
+            true => self.log.prepare_on_disk(to.start(), to.end()),
+            false => self.log.prepare(to.end()),
+        }
         self.log.word(to.start()).store(0, Ordering::Relaxed);
         self.log.word(cursor.at()).store(to.announcement(), Ordering::Release);
         self.chain.jump(to);
         Ok(())
+    }
+
+    /// A segment on disk for a frame of this many bytes. `None`: there is no disk, or it is full.
+    fn segment_on_disk(
+        &mut self,
+        bytes: usize,
+        released: u64,
+        releases: &impl Releases,
+    ) -> Option<LogSegment> {
+        let disk = self.disk.as_ref()?;
+        let (segment, takes_disk) = self.chain.segment_on_disk(bytes, released)?;
+        (takes_disk || releases.take_disk(disk, segment)).then_some(segment)
     }
 
     #[cold]
@@ -162,12 +200,15 @@ impl LogWriter {
     /// Gives back the memory of released segments. `released`: the position before which nothing is
     /// needed any more. Nothing is given back before this writer has come to the end of the log: an
     /// earlier incarnation may have used these segments again.
-    pub fn give_back(&mut self, released: u64) {
+    pub fn give_back(&mut self, head: &Mapped, released: u64) {
         if !matches!(self.next(self.chain.cursor()), Ok(Announcement::Nothing)) {
             return;
         }
         for segment in self.chain.give_back(released) {
-            self.log.give_back(segment.start(), segment.end());
+            match &self.disk {
+                Some(disk) if segment.is_on_disk(REGION_BYTES) => disk.give_back(head, segment),
+                _ => self.log.give_back(segment.start(), segment.end()),
+            }
         }
     }
 
@@ -310,7 +351,9 @@ impl LogReader {
                 Announcement::Nothing => return Ok(0),
                 Announcement::Frame(bytes) => return Ok(bytes),
                 Announcement::Jump(to) => {
-                    self.log.prepare(to.end());
+                    if !to.is_on_disk(REGION_BYTES) {
+                        self.log.prepare(to.end());
+                    }
                     self.cursor.jump(to);
                     self.has_jumped = true;
                 }

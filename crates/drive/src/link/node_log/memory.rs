@@ -10,21 +10,22 @@ use landbridge_proto::log::layout::IMAGES_WANTED_AT;
 use super::NodeLogs;
 use super::log_end::LogWriter;
 use super::pair_releases::released;
+use super::window::Mapped;
 
 /// Memory of the logs that a process writes, in bytes.
 #[derive(Default)]
 pub(super) struct LogMemory {
     pub taken: u64,
-    /// The part that is not released.
+    /// What is not released, in memory and on disk.
     pub needed: u64,
     /// The part of the longest log that is not released.
     pub longest: u64,
 }
 
 impl LogMemory {
-    fn add(&mut self, log: &mut LogWriter, released: u64, gives_back: bool) {
+    fn add(&mut self, head: &Mapped, log: &mut LogWriter, (released, gives_back): (u64, bool)) {
         if gives_back {
-            log.give_back(released);
+            log.give_back(head, released);
         }
         let needed = log.chain.needed(released) as u64;
         self.taken += log.chain.taken() as u64;
@@ -41,10 +42,11 @@ pub(super) fn log_memory(logs: &mut NodeLogs, gives_back: bool) -> LogMemory {
     let mut memory = LogMemory::default();
     for (to, target) in logs.open.writers.iter_mut() {
         let released = released(head, (own, to), target.is_in_unit);
-        memory.add(&mut target.log, released, gives_back);
+        memory.add(head, &mut target.log, (released, gives_back));
     }
     for (from, remote) in logs.remote.iter_mut() {
-        memory.add(&mut remote.arrivals, released(head, (from, own), false), gives_back);
+        let released = released(head, (from, own), false);
+        memory.add(head, &mut remote.arrivals, (released, gives_back));
     }
     memory
 }

@@ -22,6 +22,7 @@
 //! | module | holds |
 //! |---|---|
 //! | `window` | memory of the file in this process |
+//! | `disk_part` | where a log goes on when memory is full |
 //! | `by_process` | what belongs to each of some processes |
 //! | `log_end` | both ends of a log |
 //! | `pair_releases` | up to where a log may be used again |
@@ -41,6 +42,7 @@
 mod between_nodes;
 mod by_process;
 mod deliveries;
+mod disk_part;
 mod image_report;
 mod log_end;
 pub mod mailbox;
@@ -88,6 +90,7 @@ pub use send_again::EarlierCounts;
 use send_again::SendAgain;
 pub use stability::clear_frames;
 use stability::{Stability, await_cut};
+pub use window::LogFiles;
 use window::{Mapped, Window, WindowAddress};
 
 /// Numbers of descriptors from here on do not change the numbers that the program sees.
@@ -184,7 +187,7 @@ impl ClosedLogs {
         Ok(())
     }
 
-    /// Opens the logs in the agent's file. What earlier incarnations have sent and delivered from
+    /// Opens the logs in the agent's files. What earlier incarnations have sent and delivered from
     /// here on is done again. The file of another node than before has what images hold of the logs
     /// ([`landbridge_proto::log::image_logs`]), and so has this file of the logs inside of a
     /// recovery unit that begins again.
@@ -192,16 +195,17 @@ impl ClosedLogs {
     /// # Errors
     /// The file is another one, memory or addresses are short, or the file holds what cannot be
     /// there.
-    pub fn open(self, file: BorrowedFd<'_>) -> io::Result<NodeLogs> {
+    pub fn open<'a>(self, files: impl Into<LogFiles<'a>>) -> io::Result<NodeLogs> {
+        let files = files.into();
         let ClosedLogs { deliveries, turn, unit_sent, peers_max, .. } = self;
         let ClosedLogs { mut owner, mut writers, mut readers, mut remote, .. } = self;
         let mut window = match self.address {
-            None => Window::new(file, LOGS_PER_PEER * peers_max)?,
+            None => Window::new(files, LOGS_PER_PEER * peers_max)?,
             Some(address) => {
                 if !self.has_addresses {
                     address.take()?;
                 }
-                Window::at(address, file)?
+                Window::at(address, files)?
             }
         };
         let head = window.head()?;
@@ -382,7 +386,7 @@ impl NodeLogs {
             self.open_target(to)?;
         }
         let Some(target) = self.open.writers.get_mut(to) else { return Err(no_such_process(to)) };
-        let taken = target.log.chain.taken();
+        let taken = target.log.taken();
         let confirmed = || self.remote.get(to).map(|remote| remote.confirmed.position());
         let own = self.open.owner.process;
         let confirmed = if target.is_remote { confirmed() } else { None };
@@ -402,7 +406,7 @@ impl NodeLogs {
             return Err(unexpected_frame(front, payload));
         }
         is_new &= target.log.append(front, payload, releases)?;
-        let (has_grown, is_remote) = (target.log.chain.taken() != taken, target.is_remote);
+        let (has_grown, is_remote) = (target.log.taken() != taken, target.is_remote);
         self.open.count(LogCount::SentFrames, is_new.into());
         if has_grown {
             self.check_memory();

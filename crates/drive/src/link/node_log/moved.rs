@@ -11,7 +11,7 @@
 use std::io;
 use std::sync::atomic::Ordering;
 
-use landbridge_proto::log::layout::{REGION_BYTES, begins_at, log_at};
+use landbridge_proto::log::layout::{REGION_BYTES, begins_at};
 use landbridge_proto::log::segment::{LogCursor, SegmentChain};
 
 use super::between_nodes::ClosedRemote;
@@ -84,7 +84,7 @@ impl Moved<'_> {
         let begin = LogCursor::beginning(self.begins(from, to));
         let at = |begin| -> io::Result<LogWriter> {
             let chain = SegmentChain::beginning(REGION_BYTES, begin);
-            let mut log = LogWriter::new(self.window.look_at(log_at(from, to))?, chain);
+            let mut log = LogWriter::new((self.window.look_at((from, to))?, None), chain);
             log.skip_to(before.position())?.then_some(log).ok_or_else(not_kept)
         };
         // Frames are counted from the beginning of the job.

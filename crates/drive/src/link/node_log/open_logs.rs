@@ -10,12 +10,13 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use landbridge_proto::log::counts::LogCount;
 use landbridge_proto::log::layout::{
     BELL_AT, IN_UNIT, LOCAL_AT, LOGGED_PROCESSES_MAX, PARKED_AT, SOURCES_AT, SOURCES_CHANGED_AT,
-    TARGETS_AT, begins_at, control_at, discarded_at, log_at,
+    TARGETS_AT, begins_at, control_at, discarded_at,
 };
 use landbridge_proto::log::segment::{LogCursor, SegmentChain};
 use rustix::net::SocketAddrUnix;
 
 use super::by_process::ByProcess;
+use super::disk_part::open_log;
 use super::log_end::{LogReader, LogWriter};
 use super::pair_releases::{FileWords, PairWords, begin_reading};
 use super::window::{Mapped, Window};
@@ -75,7 +76,7 @@ impl OpenLogs {
 
     pub fn open_writer(&mut self, to: usize, chain: SegmentChain) -> io::Result<()> {
         self.check_kept(self.owner.process, to, chain.cursor())?;
-        let log = self.window.log(log_at(self.owner.process, to))?;
+        let log = open_log(&mut self.window, &self.head, (self.owner.process, to))?;
         let is_remote = !self.is_local(to);
         self.head.add_to_set(self.owner.control() + TARGETS_AT, to);
         if !is_remote {
@@ -122,7 +123,7 @@ impl OpenLogs {
             }
             std::thread::yield_now();
         }
-        let log = self.window.log(log_at(from, self.owner.process))?;
+        let (log, _) = open_log(&mut self.window, &self.head, (from, self.owner.process))?;
         Ok(self.readers.insert(from, LogReader::new(log, cursor)))
     }
 

@@ -12,7 +12,9 @@ use std::cell::Cell;
 use std::sync::atomic::{Ordering, fence};
 
 use landbridge_proto::log::layout::{UNIT_KEEPS_AT, consumed_at, discarded_at, release_at};
+use landbridge_proto::log::segment::LogSegment;
 
+use super::disk_part::DiskPart;
 use super::log_end::Releases;
 use super::window::Mapped;
 
@@ -151,6 +153,16 @@ impl Releases for PairReleases<'_> {
             self.notice.set(Some(if from == self.own { to } else { from }));
         }
         consumed
+    }
+
+    #[cold]
+    fn take_disk(&self, part: &DiskPart, segment: LogSegment) -> bool {
+        part.take(self.words.head, segment)
+    }
+
+    #[cold]
+    fn is_full(&self) -> bool {
+        self.fill == MemoryFill::Full
     }
 
     /// Where a log is soon released, its segments are used again and again, and small ones are left

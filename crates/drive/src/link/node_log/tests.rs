@@ -15,6 +15,8 @@ use super::*;
 /// The memory file of a node, with the part of the agent.
 pub(super) struct Node {
     pub file: OwnedFd,
+    /// The disk file, if there is one.
+    pub disk: Option<OwnedFd>,
     job: String,
     processes: usize,
 }
@@ -25,7 +27,7 @@ impl Node {
         let file = rustix::fs::memfd_create("logs", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&file, FILE_BYTES).unwrap();
         let job = format!("test-{name}-{}", std::process::id());
-        let node = Node { file, job, processes };
+        let node = Node { file, disk: None, job, processes };
         node.answer_tickets(NOTHING_WAITS);
         node.set_local(&(0..processes).collect::<Vec<_>>());
         node
@@ -54,14 +56,19 @@ impl Node {
         self.write(ROLLBACKS_AT, 1);
     }
 
-    fn write(&self, at: u64, word: u64) {
+    /// The files, for processes.
+    pub fn files(&self) -> LogFiles<'_> {
+        LogFiles { memory: self.file.as_fd(), disk: self.disk.as_ref().map(AsFd::as_fd) }
+    }
+
+    pub fn write(&self, at: u64, word: u64) {
         rustix::io::pwrite(&self.file, &word.to_ne_bytes(), at).unwrap();
     }
 
     pub fn begin(&self, process: usize, bytes_max: u64) -> NodeLogs {
         let job = self.job.as_bytes();
         let closed = ClosedLogs::new(process, job, bytes_max, 4).unwrap();
-        closed.open(self.file.as_fd()).unwrap()
+        closed.open(self.files()).unwrap()
     }
 
     pub fn release(&self, from: usize, to: usize, position: u64) {
@@ -268,14 +275,18 @@ fn images_release_memory_and_hold_what_is_needed() {
 }
 
 /// Process 0 sends a message to process 1, which delivers it.
-fn exchange(zero: &mut NodeLogs, one: &mut NodeLogs, number: u32) {
+pub(super) fn exchange(zero: &mut NodeLogs, one: &mut NodeLogs, number: u32) {
     send(zero, 1, &[number as u8; 1000]).unwrap();
     assert_eq!(receive(one).unwrap(), [number as u8; 1000]);
     one.note_delivery(1, 0);
 }
 
 fn mebibytes(node: &Node) -> i64 {
-    rustix::fs::fstat(&node.file).unwrap().st_blocks / 2048
+    mebibytes_of(&node.file)
+}
+
+pub(super) fn mebibytes_of(file: &OwnedFd) -> i64 {
+    rustix::fs::fstat(file).unwrap().st_blocks / 2048
 }
 
 /// Where no image releases anything, logs are given up as far as they were read, and who needs them

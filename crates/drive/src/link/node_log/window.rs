@@ -4,13 +4,14 @@
 //! addresses of the program depend on when the file is mapped.
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use landbridge_proto::log::layout::{
     DELIVERIES_BYTES, FILE_BYTES, HEAD_BYTES, HUGE_PAGE, HUGE_PAGES_AT, LOG_BYTES,
-    LOGGED_PROCESSES_MAX, deliveries_at,
+    LOGGED_PROCESSES_MAX, REGION_BYTES, deliveries_at, log_at,
 };
 
 /// Pages of a part that are prepared at once at least, in bytes.
@@ -36,7 +37,7 @@ unsafe impl Send for WindowAddress {}
 
 impl WindowAddress {
     fn bytes(self) -> usize {
-        LOGS_PLACE + self.logs * LOG_BYTES
+        LOGS_PLACE + self.logs * REGION_BYTES
     }
 
     /// Takes the addresses again, before anybody else does.
@@ -49,42 +50,77 @@ impl WindowAddress {
     }
 }
 
-/// The agent's file in this process, at addresses that are the same for the life of the process. In
-/// this order: the head of the file, the process's deliveries, and logs in the order in which they
-/// are opened.
+/// The agent's files with the logs of a node.
+#[derive(Clone, Copy)]
+pub struct LogFiles<'a> {
+    /// In memory.
+    pub memory: BorrowedFd<'a>,
+    /// On disk, where logs go on when memory is full, if they may.
+    pub disk: Option<BorrowedFd<'a>>,
+}
+
+impl<'a> LogFiles<'a> {
+    /// The files among these: that in memory, which its length tells, and what follows it.
+    ///
+    /// # Errors
+    /// None of them is the one in memory.
+    pub fn find(files: &'a [OwnedFd]) -> io::Result<LogFiles<'a>> {
+        let is_memory = |file: &OwnedFd| {
+            rustix::fs::fstat(file).is_ok_and(|about| about.st_size as u64 == FILE_BYTES)
+        };
+        let place = files.iter().position(is_memory).ok_or_else(foreign)?;
+        let disk = files.get(place + 1).map(AsFd::as_fd);
+        Ok(LogFiles { memory: files[place].as_fd(), disk })
+    }
+}
+
+impl<'a> From<BorrowedFd<'a>> for LogFiles<'a> {
+    fn from(memory: BorrowedFd<'a>) -> LogFiles<'a> {
+        LogFiles { memory, disk: None }
+    }
+}
+
+/// The agent's files in this process, at addresses that are the same for the life of the process.
+/// In this order: the head of the file, the process's deliveries, and logs in the order in which
+/// they are opened.
 pub(super) struct Window {
     address: WindowAddress,
     file: OwnedFd,
+    /// The disk file, and the number of its parts.
+    disk: Option<(Arc<OwnedFd>, u64)>,
     has_huge_pages: bool,
     /// Logs that are mapped.
     opened: usize,
 }
 
 impl Window {
-    /// Opens the agent's file for so many logs.
+    /// Opens the agent's files for so many logs.
     ///
     /// # Errors
     /// The file is another one, or the process may not have so many addresses.
-    pub fn new(file: BorrowedFd<'_>, logs: usize) -> io::Result<Window> {
+    pub fn new(files: LogFiles<'_>, logs: usize) -> io::Result<Window> {
         let mut address = WindowAddress { start: NonNull::dangling(), logs };
         address.start =
             map_aligned(address.bytes()).map_err(|error| no_addresses(address, error))?;
-        Window::at(address, file)
+        Window::at(address, files)
     }
 
-    /// Opens the agent's file at addresses that are taken.
+    /// Opens the agent's files at addresses that are taken.
     ///
     /// # Errors
     /// The file is another one.
-    pub fn at(address: WindowAddress, file: BorrowedFd<'_>) -> io::Result<Window> {
-        if rustix::fs::fstat(file)?.st_size as u64 != FILE_BYTES {
+    pub fn at(address: WindowAddress, files: LogFiles<'_>) -> io::Result<Window> {
+        let LogFiles { memory, disk } = files;
+        if rustix::fs::fstat(memory)?.st_size as u64 != FILE_BYTES {
             return Err(foreign());
         }
-        let file = match rustix::io::fcntl_dupfd_cloexec(file, LOWEST_FD) {
-            Ok(file) => file,
-            Err(_) => rustix::io::fcntl_dupfd_cloexec(file, 0)?,
-        };
-        Ok(Window { address, file, has_huge_pages: false, opened: 0 })
+        let file = out_of_the_way(memory)?;
+        let disk = disk.map(|disk| -> io::Result<(Arc<OwnedFd>, u64)> {
+            let parts = rustix::fs::fstat(disk)?.st_size as u64 / LOG_BYTES as u64;
+            Ok((Arc::new(out_of_the_way(disk)?), parts))
+        });
+        let disk = disk.transpose()?;
+        Ok(Window { address, file, disk, has_huge_pages: false, opened: 0 })
     }
 
     /// Where the window is opened again.
@@ -94,30 +130,32 @@ impl Window {
 
     /// The words that the agent uses as well.
     pub fn head(&mut self) -> io::Result<Mapped> {
-        let head = self.map(0, 0, HEAD_BYTES)?;
+        let head = self.map(&self.file, (0, HEAD_BYTES), 0)?;
         self.has_huge_pages = head.word(HUGE_PAGES_AT as usize).load(Ordering::Relaxed) != 0;
         Ok(head)
     }
 
     pub fn deliveries(&self, process: usize) -> io::Result<Mapped> {
-        self.map(deliveries_at(process), DELIVERIES_PLACE, DELIVERIES_BYTES)
+        self.map(&self.file, (deliveries_at(process), DELIVERIES_BYTES), DELIVERIES_PLACE)
     }
 
-    /// As [`Self::log`], until the next log is opened or looked at.
-    pub fn look_at(&self, at: u64) -> io::Result<Mapped> {
+    /// The part of a log in memory, until the next log is opened or looked at.
+    pub fn look_at(&self, (from, to): (usize, usize)) -> io::Result<Mapped> {
         let place = self.opened.min(self.address.logs.saturating_sub(1));
-        self.map(at, LOGS_PLACE + place * LOG_BYTES, LOG_BYTES)
+        let part = (log_at(from, to), LOG_BYTES);
+        self.map(&self.file, part, LOGS_PLACE + place * REGION_BYTES)
     }
 
-    /// The log that lies at `at` in the file.
+    /// The part of the log of one process to another that lies in memory.
     ///
     /// # Errors
     /// More logs are open than there are addresses for, or memory is short.
-    pub fn log(&mut self, at: u64) -> io::Result<Mapped> {
+    pub fn log(&mut self, (from, to): (usize, usize)) -> io::Result<Mapped> {
         if self.opened == self.address.logs {
             return Err(io::Error::other("it exchanges messages with too many processes"));
         }
-        let mut log = self.map(at, LOGS_PLACE + self.opened * LOG_BYTES, LOG_BYTES)?;
+        let place = LOGS_PLACE + self.opened * REGION_BYTES;
+        let mut log = self.map(&self.file, (log_at(from, to), LOG_BYTES), place)?;
         self.opened += 1;
         if self.has_huge_pages {
             log.expect_huge_pages();
@@ -125,13 +163,27 @@ impl Window {
         Ok(log)
     }
 
-    fn map(&self, at: u64, place: usize, bytes: usize) -> io::Result<Mapped> {
+    /// The disk file, and the number of its parts.
+    pub fn disk(&self) -> Option<(&Arc<OwnedFd>, u64)> {
+        self.disk.as_ref().map(|(file, parts)| (file, *parts))
+    }
+
+    /// Maps the part of the disk file that begins at `start` behind the log that was opened last.
+    pub fn map_disk(&self, log: &mut Mapped, file: &OwnedFd, start: u64) -> io::Result<()> {
+        let place = LOGS_PLACE + (self.opened - 1) * REGION_BYTES + LOG_BYTES;
+        self.map(file, (start, LOG_BYTES), place)?;
+        log.bytes = REGION_BYTES;
+        Ok(())
+    }
+
+    /// Maps a part of a file, given by its position and its bytes.
+    fn map(&self, file: &OwnedFd, (at, bytes): (u64, usize), place: usize) -> io::Result<Mapped> {
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_SHARED | libc::MAP_NORESERVE | libc::MAP_FIXED;
         // SAFETY: the addresses lie in the window, and each part has its own.
         let memory = unsafe {
             let place = self.address.start.add(place).as_ptr().cast();
-            let file = self.file.as_raw_fd();
+            let file = file.as_raw_fd();
             libc::mmap(place, bytes, protection, flags, file, at as libc::off_t)
         };
         if memory == libc::MAP_FAILED {
@@ -150,6 +202,12 @@ impl Drop for Window {
         // SAFETY: the parts live no longer than the window, which nobody uses any more.
         unsafe { libc::munmap(self.address.start.as_ptr().cast(), self.address.bytes()) };
     }
+}
+
+/// A descriptor of the same file that does not change the numbers that the program sees.
+fn out_of_the_way(file: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    let found = rustix::io::fcntl_dupfd_cloexec(file, LOWEST_FD);
+    Ok(found.or_else(|_| rustix::io::fcntl_dupfd_cloexec(file, 0))?)
 }
 
 /// Takes addresses that begin at a huge page.
@@ -254,6 +312,17 @@ impl Mapped {
         }
     }
 
+    /// Lets the kernel map the pages of a part that is on disk.
+    #[cold]
+    pub fn prepare_on_disk(&mut self, start: usize, end: usize) {
+        assert!(start <= end && end <= self.bytes);
+        // SAFETY: a part of this mapping. If the kernel cannot prepare it, stores map each page.
+        unsafe {
+            let place = self.memory.add(start).as_ptr().cast();
+            libc::madvise(place, end - start, libc::MADV_POPULATE_WRITE);
+        }
+    }
+
     /// Gives back the memory of whole pages, which nobody reads any more.
     pub fn give_back(&mut self, start: usize, end: usize) {
         assert!(start <= end && end <= self.bytes);
@@ -266,7 +335,7 @@ impl Mapped {
 
     /// What lies before this position is not prepared.
     pub fn begin_preparing(&mut self, at: usize) {
-        self.prepared = at / PAGE_BYTES * PAGE_BYTES;
+        self.prepared = at.min(LOG_BYTES) / PAGE_BYTES * PAGE_BYTES;
     }
 
     #[inline]

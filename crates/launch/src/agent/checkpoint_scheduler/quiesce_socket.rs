@@ -58,9 +58,10 @@ impl QuiesceSocket {
         for (place, value) in word.chunks_exact_mut(8).zip([number, incarnation.into(), kept]) {
             place.copy_from_slice(&value.to_le_bytes());
         }
-        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
-        ancillary.push(SendAncillaryMessage::ScmRights(files));
+        let has_room = ancillary.push(SendAncillaryMessage::ScmRights(files));
+        assert!(has_room, "a rank gets more descriptors than there is room for");
         let word = [std::io::IoSlice::new(&word)];
         rustix::net::sendmsg(&self.socket, &word, &mut ancillary, SendFlags::NOSIGNAL)?;
         Ok(())

@@ -14,15 +14,13 @@ use std::sync::{Arc, OnceLock};
 use anyhow::{Context, Result};
 use landbridge_proto::log::counts::LogCounts;
 use landbridge_proto::log::image_logs::LogStarts;
-use landbridge_proto::log::layout::{
-    MOVED_AT, begins_at, control_at, discarded_at, log_at, release_at,
-};
+use landbridge_proto::log::layout::{MOVED_AT, begins_at, control_at, discarded_at, release_at};
 use landbridge_proto::log::release::{LogPositions, LogRelease};
 use landbridge_proto::log::segment::LogCursor;
 use rustix::io::pwrite;
 
 use super::NodeLogs;
-use crate::agent::image_logs::{LogRegion, LogsToCopy, MovedRanks, WHOLE_BYTES_MAX};
+use crate::agent::image_logs::{LogsToCopy, MovedRanks, WHOLE_BYTES_MAX};
 use crate::checkpoint::CheckpointConfig;
 use crate::control::LogImages;
 use crate::control::rank_state::TransferredRank;
@@ -71,7 +69,7 @@ impl NodeLogs {
             newest.pairs.get(&(rank as usize)).map(|pair| (*peer, *pair))
         };
         Ok(Some(LogsToCopy {
-            file: self.file.try_clone()?,
+            files: self.files.try_clone()?,
             rank,
             newest: positions.pairs.keys().filter_map(of_peer).collect(),
             positions,
@@ -99,9 +97,8 @@ impl NodeLogs {
             released.retain(is_here);
             for release in &released {
                 let pair = (release.from, release.to);
-                let (file, start) = (self.file.try_clone().ok(), log_at(pair.0, pair.1));
                 let discarded = || self.word(discarded_at(pair.0, pair.1));
-                starts.advance(&LogRegion { file, start }, pair, release.position, discarded);
+                starts.advance(&self.files.region(pair), pair, release.position, discarded);
             }
         }
         for release in released {
@@ -169,7 +166,11 @@ impl NodeLogs {
     /// Adds a rank of this node that was on another one before, before it starts.
     pub fn add_moved(&self, rank: u32) -> Result<()> {
         self.add(rank..rank + 1)?;
-        pwrite(&self.file, &1_u64.to_ne_bytes(), control_at(rank as usize) + MOVED_AT as u64)?;
+        pwrite(
+            &self.files.memory,
+            &1_u64.to_ne_bytes(),
+            control_at(rank as usize) + MOVED_AT as u64,
+        )?;
         Ok(())
     }
 
@@ -204,7 +205,7 @@ impl NodeLogs {
         config: &CheckpointConfig,
     ) -> Result<Arc<MovedRanks>> {
         Ok(Arc::new(MovedRanks {
-            file: self.file.try_clone()?,
+            file: self.files.memory.try_clone()?,
             ranks: ranks.iter().map(|one| (one.rank, one.images.clone())).collect(),
             config: config.clone(),
             chosen: OnceLock::new(),

@@ -7,7 +7,6 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use anyhow::Result;
@@ -18,6 +17,7 @@ use rustix::io::pwrite;
 
 use super::NodeLogs;
 use crate::agent::image_logs::LogsToCopy;
+use crate::agent::log_region::LogFiles;
 
 /// What is kept for ranks that begin again together.
 pub struct UnitLogs {
@@ -35,7 +35,7 @@ impl UnitLogs {
     /// What the image of a rank that stands still is to hold of its logs to and from the others.
     pub fn logs_to_copy(
         &self,
-        file: OwnedFd,
+        files: LogFiles,
         rank: u32,
         (mut positions, cursors): (LogPositions, UnitCursors),
     ) -> LogsToCopy {
@@ -44,7 +44,7 @@ impl UnitLogs {
         let starts = cursors.starts(rank as usize, round);
         round.insert(rank as usize, cursors);
         LogsToCopy {
-            file,
+            files,
             rank,
             positions,
             newest: BTreeMap::new(),
@@ -59,12 +59,12 @@ impl UnitLogs {
 /// Begins a round of images: until its end, nothing is written over that was read.
 pub fn begin_round(logs: &NodeLogs) -> Result<()> {
     logs.unit.iter().for_each(|unit| unit.round.borrow_mut().clear());
-    pwrite(&logs.file, &1_u64.to_ne_bytes(), UNIT_KEEPS_AT)?;
+    pwrite(&logs.files.memory, &1_u64.to_ne_bytes(), UNIT_KEEPS_AT)?;
     Ok(())
 }
 
 /// Ends a round of images: all are taken, or it is given up.
 pub fn end_round(logs: &NodeLogs) -> Result<()> {
-    pwrite(&logs.file, &0_u64.to_ne_bytes(), UNIT_KEEPS_AT)?;
+    pwrite(&logs.files.memory, &0_u64.to_ne_bytes(), UNIT_KEEPS_AT)?;
     Ok(())
 }

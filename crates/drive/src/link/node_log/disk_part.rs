@@ -1,0 +1,203 @@
+//! The part of the node's disk file in which a log goes on when memory for logs is full.
+//!
+//! The kernel writes the pages of the file to disk in the background, and takes their memory back
+//! where memory is short; who reads them again gets them from disk. So the logs of a node may be
+//! longer than its memory, and cost no system call for each frame.
+//!
+//! What enters: segments that a log needs, or needs no more. What leaves: disk space, or none, if
+//! the limit is reached or the disk is full. What may never happen: a process writes to a page for
+//! which the disk has no room, which would end it (SIGBUS).
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use landbridge_proto::log::layout::{
+    DISK_MAX_AT, DISK_PARTS_AT, DISK_TAKEN_AT, LOG_BYTES, disk_part_at,
+};
+use landbridge_proto::log::segment::LogSegment;
+use rustix::fs::{FallocateFlags, fallocate};
+
+use super::window::{Mapped, Window};
+
+/// Opens the log of one process to another: its region, and its part of the disk file, if there is
+/// one.
+///
+/// # Errors
+/// More logs are open than there are addresses for, or memory is short.
+pub(super) fn open_log(
+    window: &mut Window,
+    head: &Mapped,
+    pair: (usize, usize),
+) -> io::Result<(Mapped, Option<DiskPart>)> {
+    let mut log = window.log(pair)?;
+    let part = window.disk().and_then(|(file, parts)| DiskPart::of(head, file, pair, parts));
+    if let Some(part) = &part {
+        window.map_disk(&mut log, &part.file, part.start)?;
+    }
+    Ok((log, part))
+}
+
+/// The part of one log.
+pub(super) struct DiskPart {
+    file: Arc<OwnedFd>,
+    /// Where it begins in the file.
+    start: u64,
+}
+
+impl DiskPart {
+    /// The part of the log of one process to another, which is given to it now if it has none.
+    /// `parts`: how many the file has. `None`: the file has no more.
+    fn of(
+        head: &Mapped,
+        file: &Arc<OwnedFd>,
+        (from, to): (usize, usize),
+        parts: u64,
+    ) -> Option<DiskPart> {
+        let word = head.word(disk_part_at(from, to) as usize);
+        let part = match word.load(Ordering::Acquire) {
+            0 => give_part(head, word),
+            part => part,
+        };
+        let start = (part - 1) * LOG_BYTES as u64;
+        (part <= parts).then(|| DiskPart { file: Arc::clone(file), start })
+    }
+
+    /// Takes disk for a segment; returns whether there was room.
+    #[cold]
+    pub fn take(&self, head: &Mapped, segment: LogSegment) -> bool {
+        let bytes = (segment.end() - segment.start()) as u64;
+        let max = head.word(DISK_MAX_AT as usize).load(Ordering::Relaxed);
+        let taken = head.word(DISK_TAKEN_AT as usize);
+        let has_room = taken.fetch_add(bytes, Ordering::Relaxed) + bytes <= max;
+        let at = self.start + (segment.start() - LOG_BYTES) as u64;
+        let is_taken =
+            has_room && fallocate(&self.file, FallocateFlags::empty(), at, bytes).is_ok();
+        if !is_taken {
+            taken.fetch_sub(bytes, Ordering::Relaxed);
+        }
+        is_taken
+    }
+
+    /// Gives the disk of a segment back that nobody reads any more.
+    #[cold]
+    pub fn give_back(&self, head: &Mapped, segment: LogSegment) {
+        let bytes = (segment.end() - segment.start()) as u64;
+        let at = self.start + (segment.start() - LOG_BYTES) as u64;
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        // A file system that cannot do that keeps the space, which is taken again as it is.
+        let _ = fallocate(&self.file, flags, at, bytes);
+        head.word(DISK_TAKEN_AT as usize).fetch_sub(bytes, Ordering::Relaxed);
+    }
+}
+
+/// Gives the next part to a log, which the other side may do at the same time.
+#[cold]
+fn give_part(head: &Mapped, word: &AtomicU64) -> u64 {
+    let part = head.word(DISK_PARTS_AT as usize).fetch_add(1, Ordering::Relaxed) + 1;
+    let given = word.compare_exchange(0, part, Ordering::AcqRel, Ordering::Acquire);
+    given.map_or_else(|before| before, |_| part)
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::fs::{Mode, OFlags, fstat, ftruncate};
+
+    use super::super::NodeLogs;
+    use super::super::tests::{Node, copy, exchange, mebibytes_of, receive, send};
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    /// A node of two processes, whose logs may take so much disk.
+    fn node(name: &str, disk_max: u64) -> Node {
+        let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+        let disk = rustix::fs::open(std::env::temp_dir(), flags, Mode::RUSR | Mode::WUSR).unwrap();
+        ftruncate(&disk, 8 * LOG_BYTES as u64).unwrap();
+        let mut node = Node::new(name, 2);
+        node.disk = Some(disk);
+        node.write(DISK_MAX_AT, disk_max);
+        node
+    }
+
+    fn taken(node: &Node) -> u64 {
+        let mut word = [0; 8];
+        rustix::io::pread(&node.file, &mut word, DISK_TAKEN_AT).unwrap();
+        u64::from_ne_bytes(word)
+    }
+
+    /// Both processes begin again, and do the same.
+    fn do_again(mut zero: NodeLogs, mut one: NodeLogs, messages: u32) {
+        for number in 0..messages {
+            send(&mut zero, 1, &[number as u8; 1000]).unwrap();
+            assert_eq!(one.next_delivery().unwrap(), Some([1, 1, 0]));
+            assert_eq!(receive(&mut one).unwrap(), [number as u8; 1000]);
+        }
+        assert_eq!(one.next_delivery().unwrap(), None);
+    }
+
+    #[test]
+    fn a_log_goes_on_on_disk_and_is_read_again_from_there() {
+        let node = node("disk", 64 * MIB);
+        let begin = || (node.begin(0, 2 << 20), node.begin(1, 1 << 30));
+        let (mut zero, mut one) = begin();
+        for number in 0..40_000 {
+            exchange(&mut zero, &mut one, number);
+        }
+        assert_eq!(zero.take_discard_notice(), None);
+        assert!(mebibytes_of(&node.file) < 8, "{} MiB", mebibytes_of(&node.file));
+        assert!((36 * MIB..64 * MIB).contains(&taken(&node)), "{} bytes", taken(&node));
+        drop((zero, one));
+        let (mut zero, one) = begin();
+        assert!(send(&mut zero, 1, &[1; 1000]).is_err(), "something else than before");
+        drop(zero);
+        do_again(node.begin(0, 2 << 20), one, 40_000);
+    }
+
+    #[test]
+    fn what_is_released_is_given_back_to_the_disk() {
+        let node = node("disk-back", 64 * MIB);
+        let (mut zero, mut one) = (node.begin(0, 2 << 20), node.begin(1, 1 << 30));
+        for number in 0..20_000 {
+            exchange(&mut zero, &mut one, number);
+        }
+        let before = taken(&node);
+        assert!(before >= 16 * MIB, "{before} bytes");
+        let closed = zero.close();
+        node.release(0, 1, node.report(0).pairs[&1].sent);
+        let mut zero = copy(&closed).open(node.files()).unwrap();
+        for number in 20_000..25_000 {
+            exchange(&mut zero, &mut one, number);
+        }
+        assert!(taken(&node) < 8 * MIB, "{} of {before} bytes", taken(&node));
+        let on_disk = mebibytes_of(node.disk.as_ref().unwrap());
+        assert!(on_disk < 8, "{on_disk} MiB");
+        assert_eq!(zero.take_discard_notice(), None);
+    }
+
+    #[test]
+    fn a_full_disk_costs_restarts_and_nothing_else() {
+        let node = node("disk-full", 8 * MIB);
+        let (mut zero, mut one) = (node.begin(0, 2 << 20), node.begin(1, 1 << 30));
+        for number in 0..40_000 {
+            exchange(&mut zero, &mut one, number);
+        }
+        assert_eq!(zero.take_discard_notice(), Some(1));
+        assert_eq!(taken(&node), 8 * MIB);
+        assert!(
+            fstat(node.disk.as_ref().unwrap()).unwrap().st_blocks <= (8 * MIB / 512) as i64 + 64
+        );
+    }
+
+    #[test]
+    fn a_file_without_parts_is_no_disk() {
+        let node = node("disk-small", 64 * MIB);
+        ftruncate(node.disk.as_ref().unwrap(), 100).unwrap();
+        let (mut zero, mut one) = (node.begin(0, 2 << 20), node.begin(1, 1 << 30));
+        for number in 0..10_000 {
+            exchange(&mut zero, &mut one, number);
+        }
+        assert_eq!((zero.take_discard_notice(), taken(&node)), (Some(1), 0));
+    }
+}
