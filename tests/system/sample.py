@@ -32,6 +32,8 @@ SAMPLES = {
         "where it cannot be",
         "logs of the senders, which are full",
         "logs of the senders, with little memory in a control group",
+        "logs of the senders, mostly on disk",
+        "logs of the senders, for which the disk has no room",
         "ranks of a node together, two clusters",
         "ranks of a node together, and some have ended",
         "ranks of a node together, and one that has ended does something else",

@@ -344,7 +344,14 @@ pub fn is_exempt(path: &[u8]) -> bool {
         b"/memfd:",
         b"/dev/infiniband",
     ];
-    OURS.iter().any(|start| path.starts_with(start))
+    OURS.iter().any(|start| path.starts_with(start)) || is_log_file(path)
+}
+
+/// Whether this is the file without a name into which the agent lets message logs go on
+/// (`recover_dir`): the system shows the name that it had.
+fn is_log_file(path: &[u8]) -> bool {
+    let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
+    name.starts_with(b".landbridge-logs-") && name.ends_with(b" (deleted)")
 }
 
 /// Whether a name, as a program writes it, may lead out of the directory with which it begins: by
@@ -559,6 +566,9 @@ mod tests {
                 && in_own_proc_directory(b"/proc/stat").is_none()
         );
         assert!(is_exempt(b"/proc/self/task") && !is_exempt(b"/proc/self/stat"));
+        assert!(is_exempt(b"/var/tmp/.landbridge-logs-0f1e (deleted)"));
+        assert!(!is_exempt(b"/var/tmp/.landbridge-logs-0f1e"), "it has a name");
+        assert!(!is_exempt(b"/var/tmp/.landbridge-logs-1 (deleted)/x"));
         assert!(is_exempt(b"/dev/shm/psm2_shm.1") && !is_exempt(b"/dev/shm/psm_5b1f"), "Python");
         assert!(is_exempt_name(b"/proc/self/task/7/comm") && is_exempt_name(b"/dev/shm/mpich-1"));
         for name in ["/proc/self/task/7/cwd/f", "/dev/shm/mpich-1/../f", "/proc/self/task/7/fd/3"] {

@@ -15,7 +15,7 @@ use landbridge_proto::log::layout::{
 use landbridge_proto::log::walk::ReadLog;
 use landbridge_proto::setting::{RECOVER_DIR, RECOVER_DISK, Setting, Value};
 use rustix::fs::{FallocateFlags, Mode, OFlags, fallocate, fstat, ftruncate};
-use rustix::io::{Errno, pread, pwrite};
+use rustix::io::{pread, pwrite};
 use rustix::process::{Resource, getrlimit};
 
 use crate::{folder, sys};
@@ -122,16 +122,10 @@ pub fn disk_file(settings: &[(String, String)]) -> Result<Option<(OwnedFd, u64)>
 fn open_unnamed(folder: &Path) -> Result<OwnedFd> {
     let flags = OFlags::RDWR | OFlags::CLOEXEC;
     let mode = Mode::RUSR | Mode::WUSR;
-    let file = match rustix::fs::open(folder, flags | OFlags::TMPFILE, mode) {
-        // Some file systems and kernels do not support such files.
-        Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => {
-            let path = folder.join(format!("landbridge-logs-{}", sys::random_hex(16)?));
-            let file = rustix::fs::open(&path, flags | OFlags::CREATE | OFlags::EXCL, mode)?;
-            std::fs::remove_file(&path)?;
-            file
-        }
-        file => file?,
-    };
+    // The system shows the name that it had, by which the interposer of a rank knows it.
+    let path = folder.join(format!(".landbridge-logs-{}", sys::random_hex(16)?));
+    let file = rustix::fs::open(&path, flags | OFlags::CREATE | OFlags::EXCL, mode)?;
+    std::fs::remove_file(&path)?;
     // Beyond the limit the system would end this process.
     let limit = getrlimit(Resource::Fsize).current.unwrap_or(u64::MAX);
     let mut parts = PARTS_MAX.min(limit / LOG_BYTES as u64);
@@ -172,6 +166,14 @@ mod tests {
         assert_eq!(fstat(disk).unwrap().st_blocks, 0);
         let copy = files.try_clone().unwrap();
         assert_eq!(copy.fds().count(), 2);
+    }
+
+    #[test]
+    fn the_interposer_knows_the_file() {
+        let file = open_unnamed(&std::env::temp_dir()).unwrap();
+        let path = std::fs::read_link(format!("/proc/self/fd/{}", sys::raw(&file))).unwrap();
+        let name = path.file_name().unwrap().to_str().unwrap();
+        assert!(name.starts_with(".landbridge-logs-") && name.ends_with(" (deleted)"), "{name}");
     }
 
     #[test]
