@@ -159,12 +159,18 @@ def little_memory(checks, options, ring, moment) -> None:
             [(recovery.after_output("checkpoint 2 of rank 1: "), 1), (recovery.after_output("checkpoint 3 of rank 2: "), 2)],
             checkpoint_options(options, "1h"),
         ),
+        # More than memory holds between two images: an image begins within a log that is on disk.
+        "logs on disk": (
+            "1000",
+            [(recovery.after_output("checkpoint 2 of rank 1: "), 1), (recovery.after_output("checkpoint 3 of rank 2: "), 2)],
+            [*checkpoint_options(options, "3s"), "--set", "recover_memory=8MiB", "--set", "recover_dir=/var/tmp"],
+        ),
     }
     for name, (rounds, kills, images) in cases.items():
         if checks.wants(name):
             program = [*ring, rounds, "--numbers", "5000"]
             undisturbed = sorted(recovery.job(options, program, [])[1])
-            code, lines, output = recovery.job(options, program, kills, *images, *little)
+            code, lines, output = recovery.job(options, program, kills, *little, *images)
             lines = [line for line in lines if not line.startswith("landbridge")]
             check_same(checks, name, (code, lines, output), undisturbed, len(kills))
 

@@ -67,6 +67,7 @@ SAMPLES = {
         "one after another, one twice",
         "ranks of a node together, two clusters",
         "logs that ask for images",
+        "logs on disk",
         "logs of relays, all",
         "logs of the senders of two clusters",
         "who draws from clocks and random numbers",

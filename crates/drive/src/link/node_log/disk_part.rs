@@ -176,6 +176,39 @@ mod tests {
         assert_eq!(zero.take_discard_notice(), None);
     }
 
+    /// Changes a byte in the middle of the file.
+    fn damage(node: &Node) {
+        let disk = node.disk.as_ref().unwrap();
+        let mut byte = [0];
+        rustix::io::pread(disk, &mut byte, 9 * MIB + 500).unwrap();
+        rustix::io::pwrite(disk, &[byte[0] ^ 4], 9 * MIB + 500).unwrap();
+    }
+
+    #[test]
+    fn what_the_disk_has_changed_is_found_before_it_is_received() {
+        let node = node("disk-damaged", 64 * MIB);
+        let (mut zero, mut one) = (node.begin(0, 2 << 20), node.begin(1, 1 << 30));
+        for number in 0..20_000 {
+            exchange(&mut zero, &mut one, number);
+        }
+        drop(one);
+        damage(&node);
+        let mut one = node.begin(1, 1 << 30);
+        let mut received = 0_u32;
+        let error = loop {
+            assert_eq!(one.next_delivery().unwrap(), Some([1, 1, 0]));
+            match one.peek().map(|frame| frame.map(<[u8]>::to_vec)) {
+                Ok(Some(frame)) => assert!(frame.ends_with(&[received as u8; 1000])),
+                Ok(None) => panic!("it is there"),
+                Err(error) => break error,
+            }
+            one.consume();
+            received += 1;
+        };
+        assert!(error.to_string().contains("corrupt from the disk"), "{error}");
+        assert!((5_000..12_000).contains(&received), "{received} messages");
+    }
+
     #[test]
     fn a_full_disk_costs_restarts_and_nothing_else() {
         let node = node("disk-full", 8 * MIB);

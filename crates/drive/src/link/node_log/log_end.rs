@@ -7,6 +7,7 @@
 use std::io::{self, IoSlice};
 use std::sync::atomic::Ordering;
 
+use landbridge_proto::digest::digest;
 use landbridge_proto::log::frames_digest::FramesDigest;
 use landbridge_proto::log::layout::REGION_BYTES;
 use landbridge_proto::log::segment::{
@@ -41,6 +42,9 @@ pub(super) trait Releases {
     /// Whether small segments are not used again as long as larger ones can be had.
     fn may_grow(&self) -> bool;
 }
+
+/// Where the digest of a segment on disk lies behind the word that announces the next one.
+const DIGEST_PLACE: usize = 8;
 
 /// A segment for a frame of this many bytes is large.
 const LARGE_BYTES: usize = 480 << 10;
@@ -154,6 +158,10 @@ impl LogWriter {
         match to.is_on_disk(REGION_BYTES) {
             true => self.log.prepare_on_disk(to.start(), to.end()),
             false => self.log.prepare(to.end()),
+        }
+        if cursor.segment().is_on_disk(REGION_BYTES) {
+            let digest = digest_of_segment(&self.log, cursor.segment(), cursor.at());
+            self.log.word(cursor.at() + DIGEST_PLACE).store(digest, Ordering::Relaxed);
         }
         self.log.word(to.start()).store(0, Ordering::Relaxed);
         self.log.word(cursor.at()).store(to.announcement(), Ordering::Release);
@@ -318,6 +326,7 @@ impl LogWriter {
     fn follow_jumps(&self, cursor: &mut LogCursor) -> io::Result<()> {
         while let Announcement::Jump(to) = self.next(cursor)? {
             cursor.jump(to);
+            check_segment(&self.log, cursor)?;
         }
         Ok(())
     }
@@ -355,6 +364,7 @@ impl LogReader {
                         self.log.prepare(to.end());
                     }
                     self.cursor.jump(to);
+                    check_segment(&self.log, &self.cursor)?;
                     self.has_jumped = true;
                 }
             }
@@ -373,6 +383,42 @@ impl LogReader {
         self.cursor.pass(bytes);
         std::mem::take(&mut self.has_jumped)
     }
+}
+
+/// Checks a segment that was written to its end, if it lies on disk, before anything of it is used:
+/// the disk may give back something else than was written. `cursor`: at its beginning.
+#[inline]
+fn check_segment(log: &Mapped, cursor: &LogCursor) -> io::Result<()> {
+    match cursor.segment().is_on_disk(REGION_BYTES) {
+        true => check_on_disk(log, *cursor),
+        false => Ok(()),
+    }
+}
+
+#[cold]
+fn check_on_disk(log: &Mapped, mut cursor: LogCursor) -> io::Result<()> {
+    let segment = cursor.segment();
+    loop {
+        let word = log.word(cursor.at()).load(Ordering::Acquire);
+        match cursor.read(word, REGION_BYTES).map_err(|_| corrupt())? {
+            // It is still being written, and was not on the disk alone yet.
+            Announcement::Nothing => return Ok(()),
+            Announcement::Frame(bytes) => cursor.pass(bytes),
+            Announcement::Jump(_) => break,
+        }
+    }
+    let digest = log.word(cursor.at() + DIGEST_PLACE).load(Ordering::Relaxed);
+    let is_intact = digest_of_segment(log, segment, cursor.at()) == digest;
+    if is_intact { Ok(()) } else { Err(corrupt()) }
+}
+
+/// The digest of the frames of a segment, which end at `end`.
+fn digest_of_segment(log: &Mapped, segment: LogSegment, end: usize) -> u64 {
+    digest(log.announced(segment.start(), end - segment.start()))
+}
+
+fn corrupt() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "its message log came back corrupt from the disk")
 }
 
 fn impossible(_: MalformedLog) -> io::Error {
