@@ -203,7 +203,7 @@ def nodes_together(options, checks, ring) -> None:
             checks.check(name, code == 0 and is_same and is_again and output.count(": restarted") == 2, measured, output)
     name = "ranks of a node together, and one that has ended does something else"
     if checks.wants(name):
-        code, _, output = job(options, [*program, "drift"], [(after_output("rank 0 has ended"), 1)], *together)
+        code, _, output = job(options, [*program, "drift"], [(after_output("rank 0 has ended", 0.5), 1)], *together)
         is_right = "rank 0 had ended, is needed again, and does not end as before" in output
         checks.check(name, code == 1 and is_right, f"exit code {code}, {'says' if is_right else 'does not say'} why", output)
 
@@ -314,9 +314,16 @@ def spawning(options, checks) -> None:
             checks.check(name, code == 128 + signal.SIGKILL and is_right, f"exit code {code}", output)
 
 
-def after_output(words: str):
-    """A condition: the output contains these words."""
-    return lambda output: words in output
+def after_output(words: str, since_s: float = 0.0):
+    """A condition: the output has contained these words for so many seconds."""
+    seen = []
+
+    def is_met(output: str) -> bool:
+        if words in output and not seen:
+            seen.append(time.monotonic())
+        return bool(seen) and time.monotonic() - seen[0] >= since_s
+
+    return is_met
 
 
 def is_given_up(output: str, restarts: int, why: str) -> bool:
