@@ -117,7 +117,6 @@ def main() -> int:
     unrecorded_values(checks, options)
     spawning(checks, options)
     other_programs(checks, options)
-    beside_silent_ranks(checks, options)
     silent_ranks(checks, options)
     return checks.end()
 
@@ -322,32 +321,27 @@ def other_programs(checks, options, images=()) -> None:
             checks.check(name, code == 0 and is_whole and moves == 1 and found == (2 if images else 0), measured, output)
 
 
-def beside_silent_ranks(checks, options) -> None:
-    """The node of ranks is lost that receive from ranks of another cluster, which call MPI again only
-    when what they have sent has arrived: agents send it again."""
-    name = SENDERS + "a node is lost, who receive from ranks that do nothing meanwhile"
-    if not checks.wants(name):
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        silent = [common.python(options), str(common.PROGRAMS / "silent.py"), folder]
-        code, lines, output = lab_job(options, silent, [(0.2, KILLED)], [*SPARE, *SENDER], "rank 0: waits")
-    wanted = ["rank 0: 300 messages", "rank 0: waits", "rank 1: 300 messages", "rank 1: waits"]
-    moves = output.count(" is lost (")
-    checks.check(name, code == 0 and sorted(lines) == wanted and moves == 1, f"exit code {code}, {len(lines)} lines, lost {moves}", output)
-
-
 def silent_ranks(checks, options) -> None:
-    """The node of a rank is lost that sends and then calls MPI no more, before anything has arrived:
-    the agents compare what it sends again, and carry it."""
-    name = SENDERS + "a node is lost, who send and then do nothing"
-    if not checks.wants(name):
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        sends = [common.python(options), str(common.PROGRAMS / "sends_and_waits.py"), folder]
-        code, lines, output = lab_job(options, sends, [(0.2, KILLED)], [*SPARE, *SENDER], "rank 1: has sent")
-    wanted = ["rank 1: has sent", "rank 3: 300 messages"]
-    moves = output.count(" is lost (")
-    checks.check(name, code == 0 and sorted(lines) == wanted and moves == 1, f"exit code {code}, {len(lines)} lines, lost {moves}", output)
+    """A node is lost while ranks call no MPI, so agents send again what is missing. Ranks of another
+    cluster have sent to it, and call MPI again only when that has arrived; or a rank of it sends, and
+    the agents first compare what it sends again on the spare node."""
+    cases = {
+        "who receive from ranks that do nothing meanwhile": (
+            "silent.py",
+            "rank 0: waits",
+            ["rank 0: 300 messages", "rank 0: waits", "rank 1: 300 messages", "rank 1: waits"],
+        ),
+        "who send and then do nothing": ("sends_and_waits.py", "rank 1: has sent", ["rank 1: has sent", "rank 3: 300 messages"]),
+    }
+    for what, (program, first, wanted) in cases.items():
+        name = f"{SENDERS}a node is lost, {what}"
+        if not checks.wants(name):
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            silent = [common.python(options), str(common.PROGRAMS / program), folder]
+            code, lines, output = lab_job(options, silent, [(0.2, KILLED)], [*SPARE, *SENDER], first)
+        moves = output.count(" is lost (")
+        checks.check(name, code == 0 and sorted(lines) == wanted and moves == 1, f"exit code {code}, {len(lines)} lines, lost {moves}", output)
 
 
 def lost_once(options, program: Other, run, has_clusters: bool, images, after_s: float, logs):

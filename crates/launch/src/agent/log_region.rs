@@ -2,8 +2,8 @@
 //! on disk, where logs go on when memory is full.
 //!
 //! In: `recover_dir`, and the rights of this user. Out: files, and the bytes of each log in them.
-//! What may never happen: the disk file has a name, by which another user could open it, or which
-//! outlives the job.
+//! What may never happen: another user can open the disk file, or it outlives the job: its name is
+//! removed as soon as the file is made.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -99,23 +99,22 @@ impl ReadLog for LogRegion {
 /// # Errors
 /// The directory is not there, another user could change it, or no file can be made there.
 pub fn disk_file(settings: &[(String, String)]) -> Result<Option<(OwnedFd, u64)>> {
-    let text = |row: &Setting| {
-        let name = row.variable();
-        let said = settings.iter().find(|(known, _)| *known == name);
-        said.map_or(row.default, |(_, text)| text).to_string()
-    };
-    let path = text(&RECOVER_DIR);
-    if path == RECOVER_DIR.default {
-        return Ok(None);
-    }
-    let Ok(Value::Number(bytes_max)) = RECOVER_DISK.parse(&text(&RECOVER_DISK)) else {
+    let path = PathBuf::from(setting(settings, &RECOVER_DIR));
+    let bytes_max = RECOVER_DISK.parse(&setting(settings, &RECOVER_DISK));
+    let (true, Ok(Value::Number(bytes_max))) = (path.is_absolute(), bytes_max) else {
         return Ok(None);
     };
-    let path = PathBuf::from(path);
     folder::check(&path).context("recover_dir")?;
     let file = open_unnamed(&path)
         .with_context(|| format!("recover_dir: no file can be made in {}", path.display()))?;
     Ok(Some((sys::out_of_the_way(file), bytes_max)))
+}
+
+/// What a setting says in the environment of a job.
+pub fn setting(settings: &[(String, String)], row: &Setting) -> String {
+    let name = row.variable();
+    let said = settings.iter().find(|(known, _)| *known == name);
+    said.map_or(row.default, |(_, text)| text).to_string()
 }
 
 /// A file without a name, as long as the file system and the limits of this user allow.

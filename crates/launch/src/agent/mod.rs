@@ -14,6 +14,7 @@
 //! | module | is |
 //! |---|---|
 //! | `exits` | the order in which child processes end |
+//! | `log_file`, `log_region` | the files of message logs |
 //! | `parent_agent`, `relay` | the agent above, with the assignment; the relay daemon |
 //! | `input`, `forwarded_input`, `child_agent` | what rank 0 reads; the agents below |
 //! | `course` | how far the job is |
@@ -21,7 +22,7 @@
 //! | `held_files`, `rank_recording` | what a rank has recorded, and its open files |
 //! | `replicated_recording`, `replicated_rank_state` | what other nodes need of a rank |
 //! | `state_transfer` | how they get it |
-//! | `log_file`, `log_region`, `image_logs` | the files of message logs; what images hold of them |
+//! | `image_logs` | what images hold of message logs |
 //! | `node_logs`, `node_cut` | message logs of the ranks of this node |
 //! | `frame_carrier` | frames of logs that the agents carry to other nodes |
 //! | `statistics_page`, `contact` | what a rank tells of its paths, and whether it uses us |

@@ -17,10 +17,11 @@ use std::process::{ChildStdin, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use landbridge_proto::setting::{RECOVER, RECOVER_DIR, Setting, Value};
+use landbridge_proto::setting::{RECOVER, RECOVER_DIR, Value};
 use rustix::fs::MemfdFlags;
 use rustix::io::Errno;
 
+use super::log_region::setting;
 use super::parent_agent::ParentAgent;
 
 use crate::control::Message;
@@ -424,13 +425,8 @@ fn parse_warning(line: &str, cluster: &str) -> Option<Message> {
 /// The folder for the log segments for which the relay has no memory; `None` if the setting has its
 /// default.
 fn log_folder(variables: &[(String, String)]) -> Option<PathBuf> {
-    let text = |row: &Setting| {
-        let name = row.variable();
-        let said = variables.iter().find(|(known, _)| *known == name);
-        said.map_or(row.default, |(_, text)| text).to_string()
-    };
-    let recovers = RECOVER.parse(&text(&RECOVER)) == Ok(Value::Switch(true));
-    let path = text(&RECOVER_DIR);
+    let recovers = RECOVER.parse(&setting(variables, &RECOVER)) == Ok(Value::Switch(true));
+    let path = setting(variables, &RECOVER_DIR);
     (recovers && path != RECOVER_DIR.default).then(|| path.into())
 }
 
