@@ -323,23 +323,27 @@ def other_programs(checks, options, images=()) -> None:
 
 def silent_ranks(checks, options) -> None:
     """A node is lost while ranks call no MPI, so agents send again what is missing. Ranks of another
-    cluster have sent to it, and call MPI again only when that has arrived; or a rank of it sends, and
-    the agents first compare what it sends again on the spare node."""
+    cluster have sent to it, and call MPI again only when that has arrived; or have ended, while its
+    ranks work on; or a rank of it sends, and the agents first compare what it sends again on the
+    spare node."""
     cases = {
         "who receive from ranks that do nothing meanwhile": (
             "silent.py",
             "rank 0: waits",
             ["rank 0: 300 messages", "rank 0: waits", "rank 1: 300 messages", "rank 1: waits"],
+            0.2,
         ),
-        "who send and then do nothing": ("sends_and_waits.py", "rank 1: has sent", ["rank 1: has sent", "rank 3: 300 messages"]),
+        "who send and then do nothing": ("sends_and_waits.py", "rank 1: has sent", ["rank 1: has sent", "rank 3: 300 messages"], 0.2),
+        # After which the others have ended.
+        "who work on after MPI_Finalize": ("works_on.py", "rank 0: exchanged", ["rank 0: 14850", "rank 0: exchanged", "rank 1: 0"], 1.5),
     }
-    for what, (program, first, wanted) in cases.items():
+    for what, (program, first, wanted, after_s) in cases.items():
         name = f"{SENDERS}a node is lost, {what}"
         if not checks.wants(name):
             continue
         with tempfile.TemporaryDirectory() as folder:
             silent = [common.python(options), str(common.PROGRAMS / program), folder]
-            code, lines, output = lab_job(options, silent, [(0.2, KILLED)], [*SPARE, *SENDER], first)
+            code, lines, output = lab_job(options, silent, [(after_s, KILLED)], [*SPARE, *SENDER], first)
         moves = output.count(" is lost (")
         checks.check(name, code == 0 and sorted(lines) == wanted and moves == 1, f"exit code {code}, {len(lines)} lines, lost {moves}", output)
 

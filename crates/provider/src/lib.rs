@@ -28,6 +28,7 @@
 //! | `queue` | completion queues |
 //! | `counter` | completion counters |
 //! | `sink` | the queues and counters of an endpoint |
+//! | `tick_clock` | a clock for the polls of a waiting loop |
 //! | `cpu_placement` | on which processor a waiting thread runs |
 //! | `poll_policy` | what a thread does after polls without result |
 //! | `engine` | the engine of one endpoint |
@@ -59,6 +60,7 @@ pub mod stack;
 pub mod statistics_page;
 pub mod sync;
 pub mod threads;
+pub mod tick_clock;
 
 use std::cell::UnsafeCell;
 use std::ffi::c_void;

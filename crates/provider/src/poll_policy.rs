@@ -12,19 +12,26 @@
 //! the endpoints in turn, and an event of any endpoint ends the waiting of the thread.
 //!
 //! What may never happen: a program that computes between polls sleeps. Only polls that follow each
-//! other without a gap form a streak, and only a long streak parks. Where the MPI library carries
+//! other without a gap form a streak, and only a long streak parks. A short gap after many polls is
+//! no computing but an interruption: the timer of a virtual machine may take 50 microseconds a
+//! millisecond. Where the MPI library carries
 //! messages inside a node, no streak parks: the message that ends the waiting may be one that the
 //! provider never sees.
 
 use std::cell::RefCell;
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::cpu_placement::CpuPlacement;
+use crate::tick_clock::Clock;
 
 /// Polls that are further apart than this do not belong to the same waiting loop.
 const GAP_MICROS: u64 = 20;
+/// A gap is an interruption of a waiting loop if the loop has polled for this many times as long
+/// since the previous gap or sleep, and the gap is no longer than [`INTERRUPTION_MICROS_MAX`].
+const POLLING_PER_INTERRUPTION: u64 = 8;
+/// Longest gap that counts as an interruption.
+const INTERRUPTION_MICROS_MAX: u64 = 200;
 /// Time that a loop with a processor of its own spins before its polls park: longer than most
 /// messages take, and too short to be noticed by a user.
 const SPIN_MICROS: u64 = 2_000;
@@ -99,6 +106,8 @@ struct NonWaitingPolls {
 /// A waiting loop since its last event. Times are in ticks of the clock.
 struct Streak {
     since: u64,
+    /// End of the last gap or sleep.
+    undisturbed_since: u64,
     polls: u32,
     watch: Option<ProcessorTimeSample>,
 }
@@ -165,14 +174,17 @@ impl PollPolicy {
         }
         // On a shared processor, another thread may have caused the gap. The processor time of this
         // thread decides later.
-        let Some(streak) =
-            self.streak.as_mut().filter(|_| gap <= GAP_MICROS || !around.has_own_processor)
-        else {
+        let goes_on = self.streak.as_ref().is_some_and(|streak| {
+            gap <= GAP_MICROS
+                || !around.has_own_processor
+                || streak.is_interruption(gap, now, self.clock)
+        });
+        let Some(streak) = self.streak.as_mut().filter(|_| goes_on) else {
             self.begin(now);
             return Advice::GoOn;
         };
         streak.polls = streak.polls.saturating_add(1);
-        streak.note_gap(gap);
+        streak.note_gap(gap, now);
         if gap > GAP_MICROS && streak.polls < POLLS_UNSAMPLED {
             // The program may have computed before it began to wait.
             streak.since = now;
@@ -213,7 +225,7 @@ impl PollPolicy {
     }
 
     fn begin(&mut self, now: u64) {
-        self.streak = Some(Streak { since: now, polls: 0, watch: None });
+        self.streak = Some(Streak { since: now, undisturbed_since: now, polls: 0, watch: None });
         self.yielding.begin();
     }
 
@@ -269,7 +281,7 @@ impl PollPolicy {
     pub fn note_advice_taken(&mut self, advice: Advice, now: u64) {
         let took = self.clock.micros(now.wrapping_sub(self.last_poll));
         if let Some(streak) = &mut self.streak {
-            streak.note_gap(took);
+            streak.note_gap(took, now);
         }
         if advice == Advice::Yield && took > SLICE_MICROS {
             self.yielding.note_failure();
@@ -356,13 +368,21 @@ impl YieldPolicy {
 
 impl Streak {
     #[inline]
-    fn note_gap(&mut self, micros: u64) {
-        if micros > GAP_MICROS
-            && let Some(watch) = &mut self.watch
-        {
+    fn note_gap(&mut self, micros: u64, now: u64) {
+        if micros <= GAP_MICROS {
+            return;
+        }
+        self.undisturbed_since = now;
+        if let Some(watch) = &mut self.watch {
             watch.gaps += 1;
             watch.gap_micros += micros;
         }
+    }
+
+    /// Whether this gap, which ends now, is an interruption of the loop: neither long nor frequent.
+    fn is_interruption(&self, micros: u64, now: u64, clock: Clock) -> bool {
+        let polled = clock.micros(now.wrapping_sub(self.undisturbed_since)).saturating_sub(micros);
+        micros <= INTERRUPTION_MICROS_MAX && polled >= POLLING_PER_INTERRUPTION * micros
     }
 
     /// Whether the thread has computed between polls since the previous call of this function.
@@ -408,64 +428,10 @@ fn processor_time() -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// A clock that costs a few nanoseconds: the time-stamp counter where the processor has one.
-#[derive(Clone, Copy)]
-pub struct Clock {
-    pub ticks_per_micro: u64,
-}
-
-impl Clock {
-    /// Returns the clock. The first call takes 100 microseconds, to measure the counter's rate.
-    pub fn get() -> Self {
-        const CALIBRATION: Duration = Duration::from_micros(100);
-        static TICKS_PER_MICRO: AtomicU64 = AtomicU64::new(0);
-        let known = TICKS_PER_MICRO.load(Ordering::Relaxed);
-        if known > 0 {
-            return Self { ticks_per_micro: known };
-        }
-        let (start, first) = (Instant::now(), ticks());
-        while start.elapsed() < CALIBRATION {
-            std::hint::spin_loop();
-        }
-        let micros = start.elapsed().as_micros().max(1) as u64;
-        let found = ((ticks() - first) / micros).max(1);
-        TICKS_PER_MICRO.store(found, Ordering::Relaxed);
-        Self { ticks_per_micro: found }
-    }
-
-    #[inline]
-    pub fn now(self) -> u64 {
-        ticks()
-    }
-
-    /// Nanoseconds since an arbitrary origin, with a resolution of one microsecond.
-    #[inline]
-    pub fn nanos(self) -> u64 {
-        self.now() / self.ticks_per_micro * 1_000
-    }
-
-    #[inline]
-    pub fn micros(self, ticks: u64) -> u64 {
-        // Counters of two processors may differ slightly: a negative span counts as zero.
-        if ticks > u64::MAX / 2 { 0 } else { ticks / self.ticks_per_micro }
-    }
-}
-
-#[cfg(target_arch = "x86_64")]
-#[inline]
-fn ticks() -> u64 {
-    // SAFETY: every x86-64 processor has this instruction.
-    unsafe { std::arch::x86_64::_rdtsc() }
-}
-
-#[cfg(not(target_arch = "x86_64"))]
-fn ticks() -> u64 {
-    static START: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
-    START.get_or_init(Instant::now).elapsed().as_nanos() as u64
-}
-
 #[cfg(test)]
 mod tests {
+    use std::time::Instant;
+
     use super::*;
 
     const CLOCK: Clock = Clock { ticks_per_micro: 1 };
@@ -587,6 +553,43 @@ mod tests {
         let mut policy = PollPolicy::new(CLOCK);
         let mut advice = (0..10_000).map(|i| policy.note_nothing(i * (GAP_MICROS + 1), ALONE));
         assert!(advice.all(|a| a == Advice::GoOn));
+    }
+
+    /// Advice for polls each microsecond that are interrupted for `gap` after each `polled`
+    /// microseconds. An interruption during a sleep, of a millisecond, is not seen.
+    fn interrupted(polled: u64, gap: u64) -> Vec<Advice> {
+        let mut policy = PollPolicy::new(CLOCK);
+        let (mut now, mut interruption, mut advice) = (100, 100 + polled, Vec::new());
+        for _ in 0..20 * SPIN_MICROS {
+            now += 1;
+            if now >= interruption {
+                now += gap;
+                interruption = now + polled;
+            }
+            let given = policy.note_nothing(now, ALONE);
+            if given == Advice::Park {
+                now += 1_000;
+                interruption = interruption.max(now + 2);
+            }
+            policy.note_advice_taken(given, now);
+            advice.push(given);
+        }
+        advice
+    }
+
+    #[test]
+    fn a_waiting_loop_that_a_timer_interrupts_parks_as_soon_as_without() {
+        let advice = interrupted(950, 50);
+        let first = advice.iter().position(|&a| a == Advice::Park).unwrap() as u64;
+        assert!(first <= SPIN_MICROS, "after {first} polls");
+    }
+
+    #[test]
+    fn a_program_that_polls_for_longer_than_it_computes_does_not_park() {
+        for (polled, gap) in [(100, 25), (500, 100), (1_000, 210), (1_900, 1_000)] {
+            let advice = interrupted(polled, gap);
+            assert!(!advice.contains(&Advice::Park), "{gap} us after {polled} us of polls");
+        }
     }
 
     #[test]

@@ -179,10 +179,7 @@ impl FrameCarrier {
             return Vec::new();
         }
         let has_moved = |(to, log): (&u32, &CarriedLog)| {
-            logs.contact(*to).is_some_and(|contact| {
-                contact.generation != Contact::ENDED
-                    && Contact::moves(contact.generation) > log.moves
-            })
+            logs.contact(*to).is_some_and(|contact| Contact::moves(contact.generation) > log.moves)
         };
         if sender.is_settled && !sender.transfers.iter().any(has_moved) {
             return Vec::new();
@@ -190,19 +187,20 @@ impl FrameCarrier {
         sender.is_settled = true;
         let mut questions = Vec::new();
         for to in targets(logs, rank).into_iter().filter(|to| !logs.is_local(*to)) {
-            let generation = logs.contact(to).map_or(0, |contact| contact.generation);
-            if generation == Contact::ENDED {
-                continue;
-            }
             if questions.len() == questions_max {
                 sender.is_settled = false;
                 break;
             }
+            let generation = logs.contact(to).map_or(0, |contact| contact.generation);
             let moves = Contact::moves(generation);
             let began = || logs.has_moved(rank).then(|| logs.sent_before(rank, to));
             let new = || CarriedLog::new(moves, began());
             let log = sender.transfers.entry(to).or_insert_with(new);
             log.note_moves(moves);
+            if Contact::is_of_ended(generation) {
+                // It reads nothing more, unless its node is lost.
+                continue;
+            }
             let missing = missing_frames(logs, (rank, to), log);
             sender.is_settled &= missing.as_ref().is_some_and(Vec::is_empty);
             let is_missing = match missing {

@@ -22,26 +22,31 @@ pub const GENERATIONS_PER_NODE: u32 = 1 << 20;
 /// How a process can be reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Contact {
-    /// The number of the transport, counted over all incarnations of the process from 1 on.
-    /// [`Contact::ENDED`]: the process has ended for good.
+    /// The number of the transport, counted over all incarnations of the process from 1 on. The
+    /// last number of a node ([`GENERATIONS_PER_NODE`]): the process has ended there, and counts
+    /// as ended until it has moved.
     pub generation: u32,
     /// The name of the transport's endpoint.
     pub name: [u8; NAME_BYTES],
 }
 
 impl Contact {
-    /// The generation of a process that has ended for good.
-    pub const ENDED: u32 = u32::MAX;
-
     /// How often the process had moved to another node when it opened a transport of this
     /// generation.
     pub fn moves(generation: u32) -> u32 {
         generation / GENERATIONS_PER_NODE
     }
 
-    /// The entry of a process that has ended for good.
-    pub fn ended() -> Contact {
-        Contact { generation: Contact::ENDED, name: [0; NAME_BYTES] }
+    /// The entry of a process that has ended after it has moved so many times. It counts after all
+    /// transports on that node, and before those of a node to which the process moves later.
+    pub fn ended(moves: u32) -> Contact {
+        let first = moves * GENERATIONS_PER_NODE;
+        Contact { generation: first + (GENERATIONS_PER_NODE - 1), name: [0; NAME_BYTES] }
+    }
+
+    /// Whether a generation is that of [`Contact::ended`].
+    pub fn is_of_ended(generation: u32) -> bool {
+        generation % GENERATIONS_PER_NODE == GENERATIONS_PER_NODE - 1
     }
 
     /// The bytes of the entry: generation, name, zeros, checksum.
@@ -90,7 +95,8 @@ mod tests {
             Contact { generation: 4, name: [9; NAME_BYTES] },
         );
         assert_eq!(Contact::parse(&old.emit()), Some(old));
-        assert_eq!(Contact::parse(&Contact::ended().emit()), Some(Contact::ended()));
+        let ended = Contact::ended(2);
+        assert_eq!(Contact::parse(&ended.emit()), Some(ended));
         assert_eq!(Contact::parse(&[0; CONTACT_BYTES]), None);
         for written in 1..CONTACT_BYTES {
             let mut bytes = old.emit();
@@ -98,5 +104,16 @@ mod tests {
             let read = Contact::parse(&bytes);
             assert!(read.is_none() || bytes == old.emit() || bytes == new.emit(), "{written}");
         }
+    }
+    #[test]
+    fn a_process_has_ended_until_it_has_moved() {
+        for moves in [0, 1, 4095] {
+            let ended = Contact::ended(moves).generation;
+            assert!(Contact::is_of_ended(ended));
+            assert_eq!(Contact::moves(ended), moves);
+            assert!(!Contact::is_of_ended(ended - 1));
+        }
+        let next = GENERATIONS_PER_NODE + 1;
+        assert!(next > Contact::ended(0).generation && !Contact::is_of_ended(next));
     }
 }

@@ -139,7 +139,7 @@ enum TransferState {
     AwaitLog(u64, u64),
     /// Frames go to the other transport.
     Flowing,
-    /// The other process has ended for good.
+    /// The other process has ended, and reads nothing more unless it moves to another node.
     Ended,
 }
 
@@ -227,17 +227,14 @@ impl LogTransfer {
 
     /// Handles a contact of the other process.
     pub fn handle_contact(&mut self, contact: &Contact) -> TransferAction {
-        if self.has_ended() {
-            return TransferAction::Nothing;
-        }
-        if contact.generation == Contact::ENDED {
-            self.state = TransferState::Ended;
-            return TransferAction::End;
-        }
         let is_known = contact.generation == self.generation;
         let is_older = contact.generation < self.generation;
         if is_older || is_known && self.state != TransferState::Unknown {
             return TransferAction::Nothing;
+        }
+        if Contact::is_of_ended(contact.generation) {
+            (self.state, self.generation) = (TransferState::Ended, contact.generation);
+            return TransferAction::End;
         }
         if Contact::moves(contact.generation) > Contact::moves(self.generation) {
             // Its node has nothing.
@@ -292,7 +289,7 @@ impl LogTransfer {
     ) -> Result<TransferAction, MalformedTransfer> {
         let is_newer = header.generation > self.generation
             || header.generation == self.generation && self.state == TransferState::Unknown;
-        if header.generation < self.generation || self.has_ended() {
+        if header.generation < self.generation {
             return Ok(TransferAction::Nothing);
         }
         match header.kind {
@@ -321,9 +318,9 @@ impl LogTransfer {
     pub fn close(&mut self) {
         if !self.has_ended() {
             self.state = TransferState::Unknown;
-            self.early = None;
-            self.other_began = None;
         }
+        self.early = None;
+        self.other_began = None;
     }
 
     fn note_early(&mut self, header: &TransferHeader, (position, digest): (u64, u64)) {
@@ -489,10 +486,38 @@ mod tests {
         let mut transfer = LogTransfer::new(0, None);
         transfer.handle_contact(&contact(1));
         transfer.handle(&header(TransferKind::Resume, 1), (0, 0), 9).unwrap();
-        assert_eq!(transfer.handle_contact(&Contact::ended()), TransferAction::End);
+        assert_eq!(transfer.handle_contact(&Contact::ended(0)), TransferAction::End);
         assert_eq!(transfer.handle_contact(&contact(2)), TransferAction::Nothing);
+        let late = transfer.handle(&header(TransferKind::Frames, 1), (0, 0), 9);
+        assert_eq!(late, Ok(TransferAction::Nothing));
         transfer.close();
         assert!(transfer.has_ended() && !transfer.is_flowing());
+    }
+
+    #[test]
+    fn an_ended_process_that_moves_is_sent_all_that_its_image_lacks() {
+        let moved = super::super::contact::GENERATIONS_PER_NODE + 1;
+        for is_contact_late in [false, true] {
+            let mut transfer = LogTransfer::new(0, None);
+            transfer.handle_contact(&contact(1));
+            transfer.handle(&header(TransferKind::Resume, 1), (9, 0), 9).unwrap();
+            assert_eq!(transfer.handle_contact(&Contact::ended(0)), TransferAction::End);
+            let said = [(TransferKind::Began, 0), (TransferKind::Resume, 4)];
+            let mut say = |transfer: &mut LogTransfer| {
+                said.map(|(kind, at)| transfer.handle(&header(kind, moved), (at, 0), 9).unwrap())[1]
+            };
+            let early = is_contact_late.then(|| say(&mut transfer));
+            assert!(transfer.has_ended() && early.is_none_or(|at| at == TransferAction::Nothing));
+            assert_eq!(transfer.handle_contact(&contact(moved)), TransferAction::Resume);
+            assert_eq!(transfer.confirmed(), 0);
+            let wanted = match is_contact_late {
+                true => transfer.position_wanted(9).unwrap(),
+                false => say(&mut transfer),
+            };
+            assert_eq!(wanted, TransferAction::SendFrom(4));
+            assert_eq!(transfer.other_began(), Some(0));
+            assert_eq!(transfer.handle_contact(&Contact::ended(1)), TransferAction::End);
+        }
     }
 
     /// One process, with its log to the other one and what has arrived of the other's.

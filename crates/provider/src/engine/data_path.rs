@@ -25,7 +25,7 @@ use super::pending_peers::PendingPeers;
 use super::receive_buffers::ReceiveBuffers;
 use super::replay::Replay;
 use crate::abi::{self, Errno, FiAddr};
-use crate::poll_policy::Clock;
+use crate::tick_clock::Clock;
 
 /// The state that changes when a frame is sent or received.
 pub struct DataPath {

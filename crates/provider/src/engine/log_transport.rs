@@ -562,7 +562,7 @@ impl LogTransport {
     /// Says that this process reads nothing more.
     pub fn end(&mut self, logs: &NodeLogs) {
         self.carriage.leave();
-        logs.write_contact(&Contact::ended());
+        logs.write_contact(&Contact::ended(self.moves));
         logs.ring_agent();
     }
 

@@ -42,7 +42,8 @@ pub struct OtherNodes {
     has_logs: bool,
     /// The user knows that memory for logs is full.
     has_warned: bool,
-    /// An incarnation of this process has delivered everything and said that it has ended.
+    /// An incarnation of this process on this node has delivered everything and said that it has
+    /// ended.
     has_ended: bool,
 }
 
@@ -50,12 +51,13 @@ impl OtherNodes {
     /// Opens the transport, if there are other nodes.
     pub fn open(&mut self, connections: &mut Connections) {
         let (own, size) = (connections.data.own.address, connections.data.identity.size);
+        let ended = Contact::ended(moves(connections));
         let Some(logs) = connections.node_logs() else { return };
         self.has_logs = true;
-        self.has_ended = logs.generation(own.index() as usize) == Contact::ENDED;
+        self.has_ended = logs.generation(own.index() as usize) == ended.generation;
         if self.has_ended {
             // An earlier incarnation may have been killed before its agent knew.
-            logs.write_contact(&Contact::ended());
+            logs.write_contact(&ended);
             logs.ring_agent();
         }
         // Of the ranks with which it has begun; or of any, if it was spawned.
@@ -89,8 +91,7 @@ impl OtherNodes {
 
     #[cold]
     fn open_transport(&mut self, connections: &mut Connections) {
-        let own = connections.data.own.address;
-        let moves = connections.data.own.introduction.incarnation / INCARNATIONS_PER_NODE;
+        let (own, moves) = (connections.data.own.address, moves(connections));
         let Some(logs) = connections.node_logs().filter(|_| !self.has_ended) else { return };
         let opened = LogTransport::open(logs, own, moves).and_then(|opened| {
             self.transport = Some(Box::new(opened));
@@ -172,6 +173,11 @@ impl OtherNodes {
     pub fn engine(&mut self) -> Option<&mut Engine> {
         self.transport.as_mut().map(|transport| transport.engine())
     }
+}
+
+/// How often this process has moved to another node.
+fn moves(connections: &Connections) -> u32 {
+    connections.data.own.introduction.incarnation / INCARNATIONS_PER_NODE
 }
 
 #[cold]

@@ -16,9 +16,10 @@ use rustix::event::epoll::{self, EventFlags};
 
 use crate::cpu_placement;
 use crate::log;
-use crate::poll_policy::{Advice, Clock, PollContext, PollPolicy};
+use crate::poll_policy::{Advice, PollContext, PollPolicy};
 use crate::statistics_page::StatisticsSlot;
 use crate::sync::Sleep;
+use crate::tick_clock::Clock;
 
 use super::Engine;
 use super::carrier::Carrier;
