@@ -335,14 +335,17 @@ def silent_ranks(checks, options) -> None:
         ),
         "who send and then do nothing": ("sends_and_waits.py", "rank 1: has sent", ["rank 1: has sent", "rank 3: 300 messages"], 0.2),
         # After which the others have ended.
-        "who work on after MPI_Finalize": ("works_on.py", "rank 0: exchanged", ["rank 0: 14850", "rank 0: exchanged", "rank 1: 0"], 1.5),
+        "who work on after MPI_Finalize": ("works_on.py", "rank 3: exchanged", ["rank 0: 14850", "rank 1: 0", "rank 3: exchanged"], 1.5),
+        # The other rank of the lost node has ended, and is executed again.
+        "one works on after MPI_Finalize": ("works_on.py 1", "rank 3: exchanged", ["rank 0: 14850", "rank 3: exchanged"], 1.5),
     }
-    for what, (program, first, wanted, after_s) in cases.items():
+    for what, (words, first, wanted, after_s) in cases.items():
+        program, *words = words.split()
         name = f"{SENDERS}a node is lost, {what}"
         if not checks.wants(name):
             continue
         with tempfile.TemporaryDirectory() as folder:
-            silent = [common.python(options), str(common.PROGRAMS / program), folder]
+            silent = [common.python(options), str(common.PROGRAMS / program), folder, *words]
             code, lines, output = lab_job(options, silent, [(after_s, KILLED)], [*SPARE, *SENDER], first)
         moves = output.count(" is lost (")
         checks.check(name, code == 0 and sorted(lines) == wanted and moves == 1, f"exit code {code}, {len(lines)} lines, lost {moves}", output)

@@ -60,6 +60,8 @@ SAMPLES = {
         "a node is lost, heat, two clusters",
         "logs of the senders, a node is lost, who receive from ranks that do nothing meanwhile",
         "logs of the senders, a node is lost, who send and then do nothing",
+        "logs of the senders, a node is lost, who work on after MPI_Finalize",
+        "logs of the senders, a node is lost, one works on after MPI_Finalize",
     ],
     # Restores from checkpoints on the same node, over clusters, on a spare node with a shared
     # folder and with a store; corrupt checkpoints.

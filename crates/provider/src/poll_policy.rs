@@ -28,8 +28,9 @@ use crate::tick_clock::Clock;
 /// Polls that are further apart than this do not belong to the same waiting loop.
 const GAP_MICROS: u64 = 20;
 /// A gap is an interruption of a waiting loop if the loop has polled for this many times as long
-/// since the previous gap or sleep, and the gap is no longer than [`INTERRUPTION_MICROS_MAX`].
-const POLLING_PER_INTERRUPTION: u64 = 8;
+/// since the previous gap or sleep, or has slept this many times since the previous gap; and if the
+/// gap is no longer than [`INTERRUPTION_MICROS_MAX`].
+const WAITING_PER_INTERRUPTION: u64 = 8;
 /// Longest gap that counts as an interruption.
 const INTERRUPTION_MICROS_MAX: u64 = 200;
 /// Time that a loop with a processor of its own spins before its polls park: longer than most
@@ -108,6 +109,8 @@ struct Streak {
     since: u64,
     /// End of the last gap or sleep.
     undisturbed_since: u64,
+    /// Sleeps since the last gap.
+    sleeps: u64,
     polls: u32,
     watch: Option<ProcessorTimeSample>,
 }
@@ -225,7 +228,8 @@ impl PollPolicy {
     }
 
     fn begin(&mut self, now: u64) {
-        self.streak = Some(Streak { since: now, undisturbed_since: now, polls: 0, watch: None });
+        self.streak =
+            Some(Streak { since: now, undisturbed_since: now, sleeps: 0, polls: 0, watch: None });
         self.yielding.begin();
     }
 
@@ -281,7 +285,9 @@ impl PollPolicy {
     pub fn note_advice_taken(&mut self, advice: Advice, now: u64) {
         let took = self.clock.micros(now.wrapping_sub(self.last_poll));
         if let Some(streak) = &mut self.streak {
+            let sleeps = streak.sleeps + u64::from(advice == Advice::Park);
             streak.note_gap(took, now);
+            streak.sleeps = sleeps;
         }
         if advice == Advice::Yield && took > SLICE_MICROS {
             self.yielding.note_failure();
@@ -372,7 +378,7 @@ impl Streak {
         if micros <= GAP_MICROS {
             return;
         }
-        self.undisturbed_since = now;
+        (self.undisturbed_since, self.sleeps) = (now, 0);
         if let Some(watch) = &mut self.watch {
             watch.gaps += 1;
             watch.gap_micros += micros;
@@ -382,7 +388,9 @@ impl Streak {
     /// Whether this gap, which ends now, is an interruption of the loop: neither long nor frequent.
     fn is_interruption(&self, micros: u64, now: u64, clock: Clock) -> bool {
         let polled = clock.micros(now.wrapping_sub(self.undisturbed_since)).saturating_sub(micros);
-        micros <= INTERRUPTION_MICROS_MAX && polled >= POLLING_PER_INTERRUPTION * micros
+        let has_waited =
+            polled >= WAITING_PER_INTERRUPTION * micros || self.sleeps >= WAITING_PER_INTERRUPTION;
+        micros <= INTERRUPTION_MICROS_MAX && has_waited
     }
 
     /// Whether the thread has computed between polls since the previous call of this function.
@@ -582,6 +590,21 @@ mod tests {
         let advice = interrupted(950, 50);
         let first = advice.iter().position(|&a| a == Advice::Park).unwrap() as u64;
         assert!(first <= SPIN_MICROS, "after {first} polls");
+    }
+
+    #[test]
+    fn a_loop_that_has_slept_for_long_sleeps_again_after_one_interruption_and_not_after_two() {
+        let mut policy = PollPolicy::new(CLOCK);
+        let mut now = 100 + SPIN_MICROS;
+        assert_eq!(poll(&mut policy, 100, SPIN_MICROS + 1, ALONE).pop(), Some(Advice::Park));
+        for gap in [1, 1, 1, 1, 1, 1, 1, 50, 1] {
+            now += 1_000;
+            policy.note_advice_taken(Advice::Park, now);
+            now += gap;
+            assert_eq!(policy.note_nothing(now, ALONE), Advice::Park);
+        }
+        policy.note_advice_taken(Advice::Park, now + 1_000);
+        assert_eq!(policy.note_nothing(now + 1_050, ALONE), Advice::GoOn);
     }
 
     #[test]

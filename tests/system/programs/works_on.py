@@ -1,9 +1,12 @@
-"""Ranks exchange numbers in a ring and leave MPI; the first two work on for seconds after that.
+"""Ranks exchange numbers in a ring and leave MPI; the first ones work on for seconds after that.
 
-Rank 0 prints `rank 0: exchanged` before it leaves MPI, and ranks 0 and 1 `rank R: SUM` when they
-end.
+Usage: works_on.py FOLDER [COUNT]
+
+The last rank prints `rank R: exchanged` before it leaves MPI. COUNT ranks, usually two, work on, and
+print `rank R: SUM` when they end. Nothing is put into the folder.
 """
 
+import sys
 import time
 
 import mpi4py
@@ -20,10 +23,10 @@ def main() -> None:
     rank, size, total = world.rank, world.size, 0
     for number in range(ROUNDS):
         total += world.sendrecv(rank * number, (rank + 1) % size, source=(rank - 1) % size)
-    if rank == 0:
-        print("rank 0: exchanged", flush=True)
+    if rank == size - 1:
+        print(f"rank {rank}: exchanged", flush=True)
     MPI.Finalize()
-    if rank < 2:
+    if rank < int((sys.argv[2:] or ["2"])[0]):
         time.sleep(WORK_S)
         print(f"rank {rank}: {total}", flush=True)
 

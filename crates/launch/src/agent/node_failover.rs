@@ -4,7 +4,10 @@
 //! In: silence or end of the stream to an agent below, and requests of an agent that cannot restart
 //! a rank. Out: transfers of ranks to a spare node, or the end of the job.
 //!
-//! What may never happen: ranks run on two nodes at once; a rank that has ended is started again.
+//! Where senders keep the logs, ranks of a lost node that have ended are executed again with the
+//! others: what they have sent was in its memory.
+//!
+//! What may never happen: ranks run on two nodes at once; the end of a rank is reported twice.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -42,9 +45,30 @@ pub const ADOPTED_BYTES_MAX: usize = 48 << 20;
 
 /// What the user reads about a lost node.
 fn node_lost_text(lost: &str, why: &str, ranks: &[u32], to: &str) -> String {
-    let numbers: Vec<String> = ranks.iter().map(u32::to_string).collect();
-    let (ranks, are) = if numbers.len() == 1 { ("rank", "is") } else { ("ranks", "are") };
-    format!("node {lost} is lost ({why}): {ranks} {} {are} restarted on {to}", numbers.join(", "))
+    let (what, are) = if ranks.len() == 1 { ("rank", "is") } else { ("ranks", "are") };
+    let ranks = comma_separated(ranks);
+    format!("node {lost} is lost ({why}): {what} {ranks} {are} restarted on {to}")
+}
+
+fn comma_separated(ranks: &[u32]) -> String {
+    ranks.iter().map(u32::to_string).collect::<Vec<_>>().join(", ")
+}
+
+/// What the user reads about ranks of a lost node that have ended.
+fn ended_ranks_text(ranks: &[u32]) -> String {
+    let ranks = comma_separated(ranks);
+    format!(
+        "ranks that had ended there are executed again, others may need what they sent: {ranks}"
+    )
+}
+
+/// Why a lost node's ranks cannot be restarted where `ranks` had ended on another lost node.
+fn lost_logs_text(lost: &str, why: &str, ranks: &[u32]) -> String {
+    let ranks = comma_separated(ranks);
+    format!(
+        "node {lost} is lost ({why}), after a node where ranks had ended, and what these had sent \
+         is not kept any more: {ranks}"
+    )
 }
 
 fn no_spare_left(lost: &str, why: &str) -> String {
@@ -60,6 +84,8 @@ pub struct NodeFailover {
     pub transfers: Vec<StateTransfer>,
     /// Ranks whose effects on files wait until the agent above has their record.
     pub effects: DurableEffects,
+    /// Ranks that had ended when their node was lost with their message logs.
+    pub lost_logs: Vec<u32>,
     /// Recorded nondeterminism of ranks that this node is to take over, by rank.
     pub received_recordings: BTreeMap<u32, Rc<RankRecording>>,
 }
@@ -126,20 +152,31 @@ impl FailoverRound<'_> {
                 lost.name
             ));
         }
-        let ranks =
-            self.failover.replicas.living(lost.first_rank..lost.first_rank + lost.rank_count);
-        if ranks.is_empty() {
+        let all = lost.first_rank..lost.first_rank + lost.rank_count;
+        let living = self.failover.replicas.living(all.clone());
+        if living.is_empty() {
+            if self.parent.senders_keep_logs() {
+                self.failover.lost_logs.extend(all);
+            }
             let what = if lost.is_spare { "spare node" } else { "node" };
             let text = format!("{what} {} is lost ({why}): no rank is there", lost.name);
             return self.parent.note(text);
         }
+        if !self.failover.lost_logs.is_empty() {
+            return self.parent.fail(lost_logs_text(&lost.name, why, &self.failover.lost_logs));
+        }
+        let logged_by_relay = !self.parent.senders_keep_logs();
+        let ranks: Vec<u32> = if logged_by_relay { living.clone() } else { all.collect() };
         let Some(to) = self.choose_spare(ranks.len() as u32) else {
             return self.parent.fail(no_spare_left(&lost.name, why));
         };
         let name = &self.children.all[to].node.name;
-        let text = node_lost_text(&lost.name, why, &ranks, name);
+        let text = node_lost_text(&lost.name, why, &living, name);
         self.parent.note(text);
-        let logged_by_relay = !self.parent.senders_keep_logs();
+        let ended: Vec<u32> = ranks.iter().copied().filter(|rank| !living.contains(rank)).collect();
+        if !ended.is_empty() {
+            self.parent.note(ended_ranks_text(&ended));
+        }
         let transfer = StateTransfer::new(lost, (index, to), ranks, effects_end, logged_by_relay);
         self.failover.transfers.push(transfer);
     }
@@ -195,7 +232,9 @@ impl FailoverRound<'_> {
                 ADOPTED_BYTES_MAX >> 20
             ));
         }
-        let transferred = self.failover.replicas.transfer(ranks, released, Instant::now());
+        let with_ended = self.parent.senders_keep_logs();
+        let transferred =
+            self.failover.replicas.transfer(ranks, released, with_ended, Instant::now());
         let name = self.children.all[to].node.name.clone();
         let moved = Moved { cluster: lost.cluster, from: lost.name, to: name };
         let first = self.children.all[index].node.first_rank;
@@ -349,7 +388,8 @@ impl NodeFailover {
         let applications = adoption.ranks.iter().map(|one| (one.rank, job.application(one.rank).0));
         let mut server = Server::new(config, applications, [], &adoption.keys);
         server.adopt_state(unreleased_puts, adoption.has_reached);
-        processes.groups.insert(0, AgentGroup::adopted(server, adoption.ranks.len() as u32));
+        let living = adoption.ranks.iter().filter(|one| one.ended.is_none()).count() as u32;
+        processes.groups.insert(0, AgentGroup::adopted(server, living));
         let count = adoption.ranks.len() as u32;
         let moved = match (supervisor.node_logs(), &images.spare_config) {
             (Some(logs), Some(config)) => Some(logs.moved_ranks(&adoption.ranks, config)?),
@@ -375,6 +415,7 @@ impl NodeFailover {
             rank.scheduler =
                 config.map(|config| CheckpointScheduler::new(config, one.rank, one.moves, turn));
             rank.replay = Some(replay);
+            rank.reported = one.ended;
             // The agent restores the rank from an image, or starts the program, in its next round.
             supervisor.ranks.push(rank);
             let images = match &moved {

@@ -62,8 +62,6 @@ struct ReplicatedRankState {
     cut: Vec<RecordingUpdate>,
     /// The rank could not be started on a node, and has moved to another one.
     has_moved_before: bool,
-    /// The rank has ended for good.
-    has_ended: bool,
 }
 
 impl ReplicatedRankStates {
@@ -181,8 +179,13 @@ impl ReplicatedRankStates {
 
     /// Returns the given ranks without those that have ended.
     pub fn living(&self, ranks: std::ops::Range<u32>) -> Vec<u32> {
-        let has_ended = |rank: &u32| self.ranks.get(rank).is_some_and(|replica| replica.has_ended);
-        ranks.filter(|rank| !has_ended(rank)).collect()
+        ranks.filter(|rank| !self.has_ended(*rank)).collect()
+    }
+
+    /// Whether the rank has ended for good. It may be executed again where others need what it has
+    /// sent.
+    fn has_ended(&self, rank: u32) -> bool {
+        self.ranks.get(&rank).is_some_and(|replica| replica.state.ended.is_some())
     }
 
     /// Lowest incarnation number that the rank's next node uses; earlier nodes of the rank use
@@ -192,24 +195,25 @@ impl ReplicatedRankStates {
         (moves + 1) * INCARNATIONS_PER_NODE
     }
 
-    pub fn handle_end(&mut self, rank: u32) {
-        self.entry(rank).has_ended = true;
+    pub fn handle_end(&mut self, rank: u32, ending: Ending) {
+        self.entry(rank).state.ended = Some(ending);
     }
 
-    /// State of those of these ranks that have not ended, for a move. `released`: number of
-    /// barriers that are over.
+    /// State of these ranks for a move. `released`: number of barriers that are over. `with_ended`:
+    /// also of those that have ended.
     pub fn transfer(
         &mut self,
         ranks: impl IntoIterator<Item = u32>,
         released: u32,
+        with_ended: bool,
         now: Instant,
     ) -> Vec<TransferredRank> {
         let mut transferred = Vec::new();
         for rank in ranks {
-            let replica = self.entry(rank);
-            if replica.has_ended {
+            if self.has_ended(rank) && !with_ended {
                 continue;
             }
+            let replica = self.entry(rank);
             let [first, present] = *replica.began.get_or_insert([now; 2]);
             let state = &mut replica.state;
             state.incarnations.push(lost_with_its_node(state, [first, present], now));
@@ -331,6 +335,19 @@ mod tests {
     }
 
     #[test]
+    fn a_rank_that_has_ended_is_transferred_where_others_need_its_log() {
+        let mut replicas = ReplicatedRankStates::default();
+        replicas.handle_incarnation(4, 0, Instant::now());
+        replicas.handle_end(5, Ending::Exited(0));
+        let ended = |with_ended: bool, replicas: &mut ReplicatedRankStates| {
+            let all = replicas.transfer(4..6, 0, with_ended, Instant::now());
+            all.iter().map(|one| (one.rank, one.ended)).collect::<Vec<_>>()
+        };
+        assert_eq!(ended(false, &mut replicas), [(4, None)]);
+        assert_eq!(ended(true, &mut replicas), [(4, None), (5, Some(Ending::Exited(0)))]);
+    }
+
+    #[test]
     fn a_transferred_rank_keeps_its_requests_and_output() {
         let mut replicas = ReplicatedRankStates::default();
         replicas.handle_update(asked(4, "cmd=put kvsname=k key=a value=1\n"));
@@ -348,11 +365,11 @@ mod tests {
             let images = places.iter().map(|number| image(number)).collect();
             replicas.handle_update(RankUpdate::Checkpoints { rank: 4, images });
         }
-        replicas.handle_end(5);
+        replicas.handle_end(5, Ending::Exited(0));
         assert_eq!(replicas.living(4..7), [4, 6]);
         assert!(!replicas.handle_unstartable(4) && replicas.handle_unstartable(4), "once");
         assert_eq!(replicas.next_first_incarnation(4), INCARNATIONS_PER_NODE);
-        let transferred = replicas.transfer(4..6, 0, now + Duration::from_secs(5));
+        let transferred = replicas.transfer(4..6, 0, false, now + Duration::from_secs(5));
         let [one] = &transferred[..] else { panic!("{transferred:?}") };
         let mut printed = OutputLog::default();
         printed.append(b"abcdefg");
@@ -369,7 +386,7 @@ mod tests {
         assert!(unanswered_requests(one).eq([BARRIER]));
         assert_eq!(one.images, [image("rank-4/1"), image("rank-4/2")]);
         // The barrier was over, and no message says that the rank has received its release.
-        let again = replicas.transfer(4..5, 1, now + Duration::from_secs(6)).remove(0);
+        let again = replicas.transfer(4..5, 1, false, now + Duration::from_secs(6)).remove(0);
         assert_eq!(
             (again.incarnations.len(), replicas.next_first_incarnation(4)),
             (2, 3 * INCARNATIONS_PER_NODE)
@@ -391,7 +408,7 @@ mod tests {
     }
 
     fn lose(replicas: &mut ReplicatedRankStates) -> TransferredRank {
-        replicas.transfer(4..5, 0, Instant::now()).remove(0)
+        replicas.transfer(4..5, 0, false, Instant::now()).remove(0)
     }
 
     #[test]

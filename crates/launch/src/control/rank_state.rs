@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::ending::Ending;
 use crate::output_log::OutputLog;
 use crate::pmi::kvs::Delta;
 use crate::restart::IncarnationRecord;
@@ -145,6 +146,10 @@ pub struct TransferredRank {
     pub incarnations: Vec<IncarnationRecord>,
     /// How long ago the rank's first process began.
     pub age: Duration,
+    /// How the rank has ended, if it has: it is executed again because others need what it has
+    /// sent, and has to end in the same way.
+    #[serde(default)]
+    pub ended: Option<Ending>,
 }
 
 /// What an agent needs to take ranks over.

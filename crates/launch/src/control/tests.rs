@@ -294,6 +294,7 @@ fn adoption() -> Adoption {
         incarnations,
         age,
         images,
+        ended: Some(Ending::Exited(0)),
     };
     let keys = vec![("a".to_string(), "1 \"2\"".to_string())];
     Adoption { has_reached: true, keys, ranks: vec![one, rank_state::TransferredRank::default()] }
