@@ -5,9 +5,10 @@
     bench/recovery.py --quick           one round, fewer sizes
     bench/recovery.py new nodes         only these parts: new, again, stream, ranks, nodes, link, disk, back
 
-Variants take turns within each round: logs of the senders (the default of `--recover`), the log of
-the relay, without `--recover` by the same provider (`local=own`), and without `--recover` and other
-settings (inside a node MPICH's own shared memory).
+Variants take turns within each round: logs of the senders (the default of `--recover`), the same
+where the ranks of a node begin again together (`recover_unit=node`), the log of the relay, without
+`--recover` by the same provider (`local=own`), and without `--recover` and other settings (inside a
+node MPICH's own shared memory).
 
 new: IMB PingPong of 2 ranks on a node; all memory of the logs is new.
 again: the same with long messages; the logs use their memory again, as with checkpoints
@@ -16,11 +17,12 @@ stream: IMB Uniband of 2 ranks on a node, one-way bandwidth, in new memory and i
 ranks: 2 to 64 ranks on a node: Uniband (half of the ranks send to the other half) and Allreduce.
 nodes: PingPong between two nodes over TCP (a lab), memory used again.
 link: PingPong over the link of labs/two-sites.toml (1 Gbit/s, 5 ms one way).
-disk: IMB Uniband beyond the memory bound of the relay, with `recover_dir`, against Uniband within the
-bound.
-back: a rank of a program that only communicates is killed. Measured are the time until the launcher
-notices, until the next incarnation runs, and until the replay is complete; the speed of the replay
-relative to the first run; and the bytes of determinants for each delivered frame.
+disk: IMB Uniband beyond the memory bound of the logs, with `recover_dir`, against Uniband within the
+bound; logs of the senders, and the log of the relay.
+back: a rank of a program that only communicates is killed, alone or with the ranks of its node.
+Measured are the time until the launcher notices, until the next incarnation runs, and until the
+replay is complete; the speed of the replay relative to the first run; and the bytes of determinants
+for each delivered frame.
 
 A virtual machine's host provides memory at the first touch, at a tenth of the speed of the
 machine's own pages; so before each variant as much memory is touched and released as the variant
@@ -60,7 +62,7 @@ AGAIN = ("--set", "recover_memory=64MiB")
 FEW = {8: 200, 512: 200, 4 * KIB: 200, 32 * KIB: 200, 256 * KIB: 100, 4 * MIB: 20}
 LAB = paths.ROOT / "labs" / "two-sites.toml"
 LIMIT_S = 240.0
-TARGET_DISK = 0.9
+TARGET_DISK, TARGET_UNIT = 0.9, 1.1
 TARGET_LIVE_S, TARGET_REPLAY = 0.5, 5.0
 # Seconds that a rank has run before it is killed.
 FIRST_S = 3.0
@@ -81,10 +83,12 @@ class Variant:
 
 
 SENDERS = Variant("logs of the senders", ("--recover", "--set", "recover_log=sender"))
+UNIT = Variant("logs of the senders, recover_unit=node", (*SENDERS.options, "--set", "recover_unit=node"))
 RELAY = Variant("log of the relay", ("--recover", "--set", "recover_log=relay"))
 SAME = Variant("without --recover, same provider", ("--set", "local=own"))
 PLAIN = Variant("without --recover", ())
-ON_A_NODE, BETWEEN_NODES = [SENDERS, RELAY, SAME, PLAIN], [SENDERS, RELAY, SAME]
+ON_A_NODE, BETWEEN_NODES = [SENDERS, UNIT, RELAY, SAME, PLAIN], [SENDERS, RELAY, SAME]
+ON_DISK = [(way, memory) for way in (SENDERS, RELAY) for memory in ("within memory", "beyond it")]
 
 
 @dataclass(frozen=True)
@@ -113,11 +117,11 @@ def measure(rounds: int = ROUNDS, parts: tuple[str, ...] = PARTS, quick: bool = 
         "new": lambda: in_turns("new", ON_A_NODE, rounds, lambda way: ping_pong(way, sizes)) | {"sizes": sizes},
         "again": lambda: in_turns("again", ON_A_NODE, rounds, lambda way: ping_pong(again(way), long)) | {"sizes": long},
         "stream": lambda: in_turns("stream", ON_A_NODE, rounds, lambda way: streams(way, long)) | {"sizes": long},
-        "ranks": lambda: in_turns("ranks", [SENDERS, RELAY, SAME], min(rounds, 3), lambda way: crowded(way, crowds)) | {"crowds": crowds},
+        "ranks": lambda: in_turns("ranks", [SENDERS, UNIT, RELAY, SAME], min(rounds, 3), lambda way: crowded(way, crowds)) | {"crowds": crowds},
         "nodes": lambda: in_turns("nodes", BETWEEN_NODES, rounds, lambda way: between_nodes(again(way), sizes)) | {"sizes": sizes},
         "link": lambda: in_turns("link", BETWEEN_NODES, min(rounds, 3), lambda way: over_link(way, few)) | {"sizes": few},
-        "disk": lambda: in_turns("disk", ["within memory", "beyond it"], rounds, spilling),
-        "back": lambda: [recovery_time() for _ in range(rounds)],
+        "disk": lambda: in_turns("disk", [Variant(f"{way.name}, {memory}", way.options) for way, memory in ON_DISK], rounds, spilling),
+        "back": lambda: recovery_times(rounds),
     }
     crowds = (2, 16) if quick else CROWDS
     for part in parts:
@@ -133,10 +137,9 @@ def in_turns(part: str, ways: list, rounds: int, one) -> dict:
     for number in range(rounds):
         # The order rotates, so that the predecessor of a variant has no influence.
         for way in ways[number % len(ways) :] + ways[: number % len(ways)]:
-            name = getattr(way, "name", way)
-            print(f"{part}: round {number + 1} of {rounds}: {name}: ", end="", flush=True)
+            print(f"{part}: round {number + 1} of {rounds}: {way.name}: ", end="", flush=True)
             warm()
-            samples.setdefault(name, []).append(row := one(way))
+            samples.setdefault(way.name, []).append(row := one(way))
             print(", ".join(f"{value:.1f}" for value in row), flush=True)
     return {"samples": samples, "medians": {name: list(map(statistics.median, zip(*rows))) for name, rows in samples.items()}}
 
@@ -214,12 +217,12 @@ def lab_imb(options, size: int, times: int, placed: list[str]) -> float:
     return parsed(process.run(words, LIMIT_S, labs.environment()), "PingPong", size)
 
 
-def spilling(way: str) -> list[float]:
+def spilling(way: Variant) -> list[float]:
     """MB/s of long messages: with a log of 4 GiB in memory, or of 256 MiB in memory and the rest on
     a disk."""
     with tempfile.TemporaryDirectory(dir=os.environ.get("LANDBRIDGE_BENCH_DIR", "/var/tmp")) as directory:
-        memory = "12GiB" if way == "within memory" else "256MiB"
-        bounds = (*RELAY.options, "--set", f"recover_memory={memory}", "--set", f"recover_dir={directory}")
+        memory = "12GiB" if way.name.endswith("within memory") else "256MiB"
+        bounds = (*way.options, "--set", f"recover_memory={memory}", "--set", f"recover_dir={directory}")
         return [run_imb(bounds, "Uniband", 2, MIB, 24)]
 
 
@@ -229,15 +232,24 @@ STARTED = re.compile(r"restarted: (\d+) polls")
 LIVE = re.compile(r"the replay is over after (\d+) frames")
 
 
-def recovery_time() -> dict:
+def recovery_times(rounds: int) -> dict:
+    """Rows by variant."""
+    rows = {way.name: [] for way in (SENDERS, UNIT)}
+    for _ in range(rounds):
+        for way in (SENDERS, UNIT):
+            rows[way.name].append(recovery_time(way))
+    return rows
+
+
+def recovery_time(way: Variant) -> dict:
     """Seconds: from the kill until the launcher notices, from then until the replay begins, and
     from then until the rank is live; and the duration of the first run."""
     lengths = paths.RESULTS / "recovery-lengths"
     lengths.write_text("1024\n")
     program = [str(imb.IMB), "Sendrecv", "-npmin", "4", "-msglen", str(lengths), "-iter", "10000000", "-iter_policy", "off", "-time", "600"]
-    command = [str(paths.LANDBRIDGE), "run", "-n", "4", "--recover", "--set", "log=info", "--", *program]
+    command = [str(paths.LANDBRIDGE), "run", "-n", "4", *way.options, "--set", "log=info", "--", *program]
     environment = os.environ | {"LD_LIBRARY_PATH": str(paths.venv("mpich") / "lib")}
-    print("back: ", end="", flush=True)
+    print(f"back: {way.name}: ", end="", flush=True)
     with tempfile.TemporaryFile("w+") as said:
         job = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT, env=environment, start_new_session=True)
         try:
@@ -310,7 +322,8 @@ def section(result: dict) -> str:
     if "disk" in result:
         lines += ["", *disk_lines(result["disk"])]
     if "back" in result:
-        lines += ["", *recovery_time_lines(result["back"])]
+        for name, rows in result["back"].items():
+            lines += ["", *recovery_time_lines(name, rows)]
     return "\n".join(lines) + "\n"
 
 
@@ -324,6 +337,9 @@ def table(part: dict, target: Target) -> list[str]:
     for title, rows in (("**ratio to the same provider**", part["medians"]), ("the same, best rounds", best)):
         pairs = list(zip(rows[SENDERS.name], rows[SAME.name], part["sizes"]))
         lines.append(f"| {title} | {' | '.join(verdict(with_log, none, size, target) for with_log, none, size in pairs)} |")
+    if unit := part["medians"].get(UNIT.name):
+        ratios = [judged(with_log / none, TARGET_UNIT, False) for with_log, none in zip(unit, part["medians"][SAME.name])]
+        lines.append(f"| ratio, `recover_unit=node` | {' | '.join(ratios)} |")
     pairs = zip(part["medians"][RELAY.name], part["medians"][SAME.name])
     lines.append(f"| ratio, log of the relay | {' | '.join(f'{with_log / none:.2f}' for with_log, none in pairs)} |")
     return lines
@@ -372,17 +388,19 @@ def judged(ratio: float, target: float, is_bandwidth: bool) -> str:
 
 
 def disk_lines(part: dict) -> list[str]:
-    within, beyond = part["medians"]["within memory"][0], part["medians"]["beyond it"][0]
-    share = beyond / within
-    missed = "" if share >= TARGET_DISK else f" (missed: {TARGET_DISK:.0%})"
-    what = (
-        f"**Message log larger than memory**, IMB Uniband, messages of 1 MiB, {2 * 24 * 64 >> 10} GiB in all: {within:.0f} MB/s "
-        f"within memory, {beyond:.0f} MB/s with 256 MiB of memory and the rest on disk: {share:.0%}{missed}."
-    )
-    return [prose.wrapped(what)]
+    what = f"**Message log larger than memory**, IMB Uniband, messages of 1 MiB, {2 * 24 * 64 >> 10} GiB in all:"
+    for way in (SENDERS, RELAY):
+        within, beyond = (part["medians"][f"{way.name}, {memory}"][0] for memory in ("within memory", "beyond it"))
+        share = beyond / within
+        missed = "" if share >= TARGET_DISK else f" (missed: {TARGET_DISK:.0%})"
+        what += (
+            f" {way.name}: {within:.0f} MB/s within memory, {beyond:.0f} MB/s with 256 MiB of memory and the rest on disk: "
+            f"{share:.0%}{missed};"
+        )
+    return [prose.wrapped(what.rstrip(";") + ".")]
 
 
-def recovery_time_lines(rows: list[dict]) -> list[str]:
+def recovery_time_lines(name: str, rows: list[dict]) -> list[str]:
     middle = {name: statistics.median(row[name] for row in rows) for name in rows[0]}
     speed = middle["first"] / middle["replay"]
     waiting = middle["noticed"] + middle["restart"]
@@ -390,7 +408,7 @@ def recovery_time_lines(rows: list[dict]) -> list[str]:
     slow = "" if speed >= TARGET_REPLAY else f" (missed: {TARGET_REPLAY} times)"
     large = "" if middle["determinant"] <= TARGET_DETERMINANT else f" (missed: {TARGET_DETERMINANT})"
     what = (
-        f"**From a kill to the same point**, IMB Sendrecv of 1 KiB, 4 ranks, one killed after {FIRST_S:.0f} s: detected and "
+        f"**From a kill to the same point, {name}**, IMB Sendrecv of 1 KiB, 4 ranks, one killed after {FIRST_S:.0f} s: detected and "
         f"restarted within {middle['noticed'] * 1e3:.0f} ms, the replay began {middle['restart'] * 1e3:.0f} ms "
         f"later{late}, and {middle['first']:.1f} s were replayed in {middle['replay']:.2f} s: {speed:.1f} times as fast as the "
         f"first time{slow}. Each delivered frame took {middle['determinant']:.1f} bytes of determinants{large}."

@@ -220,6 +220,9 @@ impl FrameCarrier {
 
     /// Does what is due now, and sends what follows from it to the agents of other nodes.
     pub fn advance(&mut self, parent: &mut ParentAgent) {
+        if self.logs.files().take_corrupt() {
+            return parent.fail("a message log came back corrupt from the disk".to_string());
+        }
         for question in self.look(Instant::now()) {
             parent.send(&Message::FrameTransfer(Box::new(question)));
         }
@@ -421,10 +424,14 @@ fn digest_of(logs: &NodeLogs, (from, to): (u32, u32), part: (u64, u64)) -> Optio
     let pair = (from as usize, to as usize);
     let start = logs.start(pair)?;
     let region = logs.files().region(pair);
-    let digest = digest_of_part(&region, start, part)?;
+    let digest = digest_of_part(&region, start, part);
     // What was discarded may have been written over before it was read.
     fence(Ordering::SeqCst);
-    (logs.word(discarded_at(pair.0, pair.1)) <= start.position()).then_some(digest)
+    if logs.word(discarded_at(pair.0, pair.1)) > start.position() {
+        return None;
+    }
+    logs.files().note_read(&region);
+    digest
 }
 
 /// From where on the receiver's agent is to make a digest; `None`: the agents need not compare.
@@ -476,12 +483,14 @@ fn missing_frames(
         }
     };
     let region = logs.files().region(pair);
-    let frames = frames_behind(&region, cursor, position, REGION_BYTES)?;
+    let frames = frames_behind(&region, cursor, position, REGION_BYTES);
     // What lies behind the cursor is not used again before the cursor goes on.
     fence(Ordering::SeqCst);
     if logs.word(at) != confirmed || logs.word(discarded_at(pair.0, pair.1)) > cursor.position() {
         return None;
     }
+    logs.files().note_read(&region);
+    let frames = frames?;
     if !knows_nothing {
         log.transfer.note_confirmed(confirmed);
     }

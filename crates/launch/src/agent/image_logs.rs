@@ -384,7 +384,7 @@ mod tests {
         lay(&here, (5, 3), &frames(50));
         let pair = PairPositions { sent: 100 * 64, received: 40 * 64 };
         let logs = LogsToCopy {
-            files: LogFiles { memory: here.try_clone().unwrap(), disk: None },
+            files: LogFiles::new(here.try_clone().unwrap(), None),
             rank: 3,
             positions: LogPositions { pairs: [(5, pair)].into(), deliveries: 7 },
             newest: [(5, PairPositions { sent: 45 * 64, received: 90 * 64 })].into(),
@@ -437,7 +437,7 @@ mod tests {
         lay(&here, (3, 5), &frames(10));
         pwrite(&here, &320_u64.to_ne_bytes(), discarded_at(3, 5)).unwrap();
         let logs = LogsToCopy {
-            files: LogFiles { memory: here, disk: None },
+            files: LogFiles::new(here, None),
             rank: 3,
             positions: LogPositions {
                 pairs: [(5, PairPositions::default())].into(),

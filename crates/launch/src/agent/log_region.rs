@@ -5,6 +5,7 @@
 //! What may never happen: another user can open the disk file, or it outlives the job: its name is
 //! removed as soon as the file is made.
 
+use std::cell::Cell;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
@@ -29,13 +30,30 @@ const BLOCK_BYTES: u64 = 512;
 pub struct LogFiles {
     pub memory: OwnedFd,
     pub disk: Option<OwnedFd>,
+    /// The disk has given back something else than was written.
+    is_corrupt: Cell<bool>,
 }
 
 impl LogFiles {
+    pub fn new(memory: OwnedFd, disk: Option<OwnedFd>) -> LogFiles {
+        LogFiles { memory, disk, is_corrupt: Cell::new(false) }
+    }
+
     /// Other descriptors of the same files.
     pub fn try_clone(&self) -> Result<LogFiles> {
         let disk = self.disk.as_ref().map(OwnedFd::try_clone).transpose()?;
-        Ok(LogFiles { memory: self.memory.try_clone()?, disk })
+        Ok(LogFiles::new(self.memory.try_clone()?, disk))
+    }
+
+    /// Notes how a region was read that its writer has not used again meanwhile.
+    pub fn note_read(&self, region: &LogRegion) {
+        self.is_corrupt.set(self.is_corrupt.get() || region.is_corrupt.get());
+    }
+
+    /// Whether the disk has given back something else than was written: then a rank lacks what the
+    /// others have sent to it. True once.
+    pub fn take_corrupt(&self) -> bool {
+        self.is_corrupt.take()
     }
 
     /// The descriptors, in the order in which a rank gets them when it resumes.
@@ -47,7 +65,8 @@ impl LogFiles {
     pub fn region(&self, (from, to): (usize, usize)) -> LogRegion {
         let disk = self.disk.as_ref().and_then(|disk| disk.try_clone().ok());
         let disk = disk.zip(self.disk_start(from, to));
-        LogRegion { memory: self.memory.try_clone().ok(), start: log_at(from, to), disk }
+        let memory = self.memory.try_clone().ok();
+        LogRegion { memory, start: log_at(from, to), disk, is_corrupt: Cell::new(false) }
     }
 
     fn disk_start(&self, from: usize, to: usize) -> Option<u64> {
@@ -81,6 +100,8 @@ pub struct LogRegion {
     start: u64,
     /// The disk file, and where the part of the log begins there.
     disk: Option<(OwnedFd, u64)>,
+    /// A segment on disk was not what was written, or was being used again.
+    is_corrupt: Cell<bool>,
 }
 
 impl ReadLog for LogRegion {
@@ -90,6 +111,10 @@ impl ReadLog for LogRegion {
             None => (self.memory.as_ref()?, self.start + at as u64),
         };
         (pread(file, &mut *bytes, at).ok()? == bytes.len()).then_some(())
+    }
+
+    fn note_corrupt(&self) {
+        self.is_corrupt.set(true);
     }
 }
 
@@ -144,7 +169,7 @@ mod tests {
     fn files(folder: &Path) -> LogFiles {
         let memory = rustix::fs::memfd_create("logs", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         ftruncate(&memory, FILE_BYTES).unwrap();
-        LogFiles { memory, disk: Some(open_unnamed(folder).unwrap()) }
+        LogFiles::new(memory, Some(open_unnamed(folder).unwrap()))
     }
 
     #[test]

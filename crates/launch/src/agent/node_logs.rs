@@ -140,7 +140,7 @@ impl NodeLogs {
         let bell = open_bell(&agent_bell(job.as_bytes(), number))
             .context("no socket by which ranks say where they can be reached")?;
         Ok(NodeLogs {
-            files: LogFiles { memory: sys::out_of_the_way(file), disk },
+            files: LogFiles::new(sys::out_of_the_way(file), disk),
             local: RefCell::default(),
             bell: sys::out_of_the_way(bell),
             state: RefCell::default(),

@@ -212,6 +212,7 @@ pub fn frames_behind(
 ) -> Option<Vec<u8>> {
     let mut walk = Walk::new(log, region);
     walk.pass_to(&mut cursor, position)?;
+    walk.check_segments();
     let mut frames = Vec::new();
     while let Some(at) = walk.pass(&mut cursor)? {
         let bytes = (cursor.position() - position) as usize - frames.len();

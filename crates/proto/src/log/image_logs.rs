@@ -78,6 +78,7 @@ impl Excerpt {
         mut take: impl FnMut(&[u8]) -> Option<()>,
     ) -> Option<()> {
         let mut walk = Walk::new(log, REGION_BYTES);
+        walk.check_segments();
         let mut bytes = Vec::new();
         while cursor.position() < self.end {
             // Frames that lie one behind the other.

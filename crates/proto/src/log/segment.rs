@@ -41,6 +41,10 @@ pub const SEGMENT_BYTES_MIN: usize = 4096;
 /// The largest segment, in bytes: one huge page, which no other segment shares.
 pub const SEGMENT_BYTES_MAX: usize = HUGE_PAGE;
 
+/// Where the digest of the frames of a segment on disk lies behind the word that announces the jump
+/// out of it.
+pub const DIGEST_PLACE: usize = 8;
+
 /// Bits of an announcing word: the kind of a jump, which is that of no frame.
 const JUMP: u64 = 0xff << KIND_BITS;
 const KIND_BITS: u32 = 32;
@@ -119,6 +123,11 @@ impl LogCursor {
     /// The beginning of a log of which the frames before this position lie in no file any more.
     pub fn beginning(position: u64) -> LogCursor {
         LogCursor { position, ..LogCursor::START }
+    }
+
+    /// The beginning of a segment, of whose position nothing is known.
+    pub fn at_start_of(segment: LogSegment) -> LogCursor {
+        LogCursor { segment, at: segment.start, ..LogCursor::START }
     }
 
     /// A cursor at this place, with this number of frames before it.

@@ -11,7 +11,7 @@ use landbridge_proto::digest::digest;
 use landbridge_proto::log::frames_digest::FramesDigest;
 use landbridge_proto::log::layout::REGION_BYTES;
 use landbridge_proto::log::segment::{
-    Announcement, LogCursor, LogSegment, MalformedLog, SegmentChain,
+    Announcement, DIGEST_PLACE, LogCursor, LogSegment, MalformedLog, SegmentChain,
 };
 use landbridge_proto::wire::frame::HEADER_BYTES;
 
@@ -42,9 +42,6 @@ pub(super) trait Releases {
     /// Whether small segments are not used again as long as larger ones can be had.
     fn may_grow(&self) -> bool;
 }
-
-/// Where the digest of a segment on disk lies behind the word that announces the next one.
-const DIGEST_PLACE: usize = 8;
 
 /// A segment for a frame of this many bytes is large.
 const LARGE_BYTES: usize = 480 << 10;
