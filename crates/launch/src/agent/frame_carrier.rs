@@ -81,6 +81,8 @@ struct CarriedLog {
     has_moved: bool,
     /// If the sender has moved: up to where the agents have compared what it sends again.
     verified: Option<VerifiedLog>,
+    /// Where the frames begin that were read last: a search for later ones begins there.
+    place: Option<LogCursor>,
     /// The end of the frames that were seen last.
     seen_end: u64,
     /// The ends of frames that were seen before a ticket was drawn, and before it was answered.
@@ -96,6 +98,7 @@ impl CarriedLog {
             moves,
             has_moved: moves > 0,
             verified: began.map(VerifiedLog::new),
+            place: None,
             seen_end: 0,
             asked_end: 0,
             cleared_end: 0,
@@ -474,7 +477,7 @@ fn missing_frames(
         true => log.transfer.arrived(),
         false => confirmed.max(log.transfer.arrived()),
     };
-    let cursor = match confirmed {
+    let known = match confirmed {
         0 if logs.word(at + 16) == 0 => LogCursor::beginning(logs.word(begins_at(pair.0, pair.1))),
         _ if position < confirmed => logs.start(pair)?,
         _ => {
@@ -482,15 +485,19 @@ fn missing_frames(
             LogCursor::from_words(cursor, REGION_BYTES)?
         }
     };
+    let is_between = |place: &LogCursor| (known.position()..=position).contains(&place.position());
+    let mut cursor = log.place.take().filter(is_between).unwrap_or(known);
+    let begin = cursor.position();
     let region = logs.files().region(pair);
-    let frames = frames_behind(&region, cursor, position, REGION_BYTES);
+    let frames = frames_behind(&region, &mut cursor, position, REGION_BYTES);
     // What lies behind the cursor is not used again before the cursor goes on.
     fence(Ordering::SeqCst);
-    if logs.word(at) != confirmed || logs.word(discarded_at(pair.0, pair.1)) > cursor.position() {
+    if logs.word(at) != confirmed || logs.word(discarded_at(pair.0, pair.1)) > begin {
         return None;
     }
     logs.files().note_read(&region);
     let frames = frames?;
+    log.place = Some(cursor);
     if !knows_nothing {
         log.transfer.note_confirmed(confirmed);
     }

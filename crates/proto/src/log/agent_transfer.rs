@@ -202,20 +202,20 @@ impl VerifiedLog {
 
 /// The frames of a log from `position` on, each with its padding, as many as are carried at once;
 /// none: the log ends there. `cursor`: of a place at or before `position`, which the writer does
-/// not use again before the caller has looked whether it is still the newest confirmed one.
-/// `None`: the log was written meanwhile, or no frame ends at `position`.
+/// not use again before the caller has looked whether it is still the newest confirmed one; it goes
+/// on to `position`. `None`: the log was written meanwhile, or no frame ends at `position`.
 pub fn frames_behind(
     log: &impl ReadLog,
-    mut cursor: LogCursor,
+    cursor: &mut LogCursor,
     position: u64,
     region: usize,
 ) -> Option<Vec<u8>> {
     let mut walk = Walk::new(log, region);
-    walk.pass_to(&mut cursor, position)?;
+    walk.pass_to(cursor, position)?;
     walk.check_segments();
-    let mut frames = Vec::new();
-    while let Some(at) = walk.pass(&mut cursor)? {
-        let bytes = (cursor.position() - position) as usize - frames.len();
+    let (mut next, mut frames) = (*cursor, Vec::new());
+    while let Some(at) = walk.pass(&mut next)? {
+        let bytes = (next.position() - position) as usize - frames.len();
         if frames.len() + bytes > MAIL_BYTES_MAX {
             break;
         }
@@ -283,6 +283,10 @@ mod tests {
         }
     }
 
+    fn behind(log: &Log, position: u64) -> Option<Vec<u8>> {
+        frames_behind(log, &mut LogCursor::beginning(0), position, REGION)
+    }
+
     #[test]
     fn frames_are_read_from_any_position_on_over_segments() {
         let mut log = Log::new();
@@ -292,8 +296,11 @@ mod tests {
         let all = log.frames.concat();
         let mut position = 0;
         let mut carried = Vec::new();
+        let mut place = LogCursor::START;
         loop {
-            let found = frames_behind(&log, LogCursor::START, position, REGION).unwrap();
+            let found = behind(&log, position).unwrap();
+            assert_eq!(frames_behind(&log, &mut place, position, REGION).as_ref(), Some(&found));
+            assert_eq!(place.position(), position, "the next search begins here");
             assert!(found.len() <= MAIL_BYTES_MAX);
             if found.is_empty() {
                 break;
@@ -303,8 +310,8 @@ mod tests {
         }
         assert!(carried == all, "all frames, in their order");
         let inside = log.frames[0].len() as u64 + 1;
-        assert_eq!(frames_behind(&log, LogCursor::START, inside, REGION), None);
-        assert_eq!(frames_behind(&log, LogCursor::START, position + 64, REGION), None);
+        assert_eq!(behind(&log, inside), None);
+        assert_eq!(behind(&log, position + 64), None);
     }
 
     #[test]
@@ -312,9 +319,9 @@ mod tests {
         let mut log = Log::new();
         log.append(100);
         log.append(MAIL_BYTES_MAX - HEADER_BYTES);
-        let first = frames_behind(&log, LogCursor::START, 0, REGION).unwrap();
+        let first = behind(&log, 0).unwrap();
         assert!(first == log.frames[0]);
-        let second = frames_behind(&log, LogCursor::START, first.len() as u64, REGION).unwrap();
+        let second = behind(&log, first.len() as u64).unwrap();
         assert!(second == log.frames[1]);
     }
 

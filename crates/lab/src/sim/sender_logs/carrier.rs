@@ -56,7 +56,7 @@ pub fn missing_frames(
     let position = if is_late { words[0] } else { arrived };
     let log = LogBytes { node: sender, start: log_at(from, to) };
     let frames = cursor
-        .and_then(|cursor| frames_behind(&log, cursor, position, REGION_BYTES))
+        .and_then(|mut cursor| frames_behind(&log, &mut cursor, position, REGION_BYTES))
         .filter(|frames| !frames.is_empty());
     let generation = sender.contact(from)?.map_or(0, |contact| contact.generation);
     let moves = Contact::moves(generation);
