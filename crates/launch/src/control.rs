@@ -285,6 +285,12 @@ pub enum Message {
         #[serde(with = "serde_bytes")]
         contact: Vec<u8>,
     },
+    /// Message logs of ranks that had ended are lost with their node, and nobody writes them again:
+    /// from an agent that could have moved the ranks to the launcher, and from there to all of
+    /// them.
+    LogsLost {
+        ranks: Vec<u32>,
+    },
     /// Which images of a rank other nodes may count on: from its agent to the launcher, and from
     /// there to all agents.
     LogImages(Box<LogImages>),

@@ -31,6 +31,7 @@ use rustix::event::{PollFd, PollFlags};
 
 use crate::agent_startup::{self, AgentStartup, StartupNotice};
 use crate::cleanup;
+use crate::control::rank_state::Moved;
 use crate::control::spawn_order::{Block, SpawnOrder};
 use crate::control::{Job, Message, Node};
 use crate::ending::Ending;
@@ -401,12 +402,9 @@ impl Launcher {
                 self.rank_table.handle_alive(group, rank, report, Instant::now());
                 self.show_status();
             }
-            Message::Moved(moved) => {
-                self.process_manager.groups.handle_moved(&moved);
-                moved.apply(&mut self.children.0[index].node);
-            }
+            Message::Moved(moved) => self.handle_moved(index, &moved),
             Message::Ping => {}
-            Message::LogContact { .. } | Message::LogImages(_) => {
+            Message::LogContact { .. } | Message::LogImages(_) | Message::LogsLost { .. } => {
                 self.children.send_to_all(&message)
             }
             Message::FrameTransfer(transfer) => self.children.pass_on(transfer),
@@ -433,6 +431,12 @@ impl Launcher {
                 self.handle_cause(Cause::Failed { text });
             }
         }
+    }
+
+    fn handle_moved(&mut self, index: usize, moved: &Moved) {
+        self.process_manager.groups.handle_moved(moved);
+        self.watch.handle_again(&moved.again);
+        moved.apply(&mut self.children.0[index].node);
     }
 
     /// Records a cause that concerns the job as a whole.

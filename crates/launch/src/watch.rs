@@ -341,6 +341,11 @@ impl Watch {
         }
     }
 
+    /// These ranks had ended, and are executed again.
+    pub fn handle_again(&mut self, ranks: &[u32]) {
+        self.endings.retain(|rank, _| !ranks.contains(rank));
+    }
+
     /// Records the end of a rank. `node` is any name for where the rank ran, the same for all ranks
     /// of the node.
     pub fn handle_exit(

@@ -12,11 +12,11 @@
 //! the endpoints in turn, and an event of any endpoint ends the waiting of the thread.
 //!
 //! What may never happen: a program that computes between polls sleeps. Only polls that follow each
-//! other without a gap form a streak, and only a long streak parks. A short gap after many polls is
-//! no computing but an interruption: the timer of a virtual machine may take 50 microseconds a
-//! millisecond. Where the MPI library carries
-//! messages inside a node, no streak parks: the message that ends the waiting may be one that the
-//! provider never sees.
+//! other without a gap form a streak, and only a long streak parks. A gap of at most 200
+//! microseconds after 800 of polls counts as an interruption and not as computing: the timer of a
+//! virtual machine may take 50 microseconds a millisecond. Where the MPI library carries messages
+//! inside a node, no streak parks: the message that ends the waiting may be one that the provider
+//! never sees.
 
 use std::cell::RefCell;
 use std::os::fd::RawFd;
@@ -31,6 +31,8 @@ const GAP_MICROS: u64 = 20;
 /// since the previous gap or sleep, or has slept this many times since the previous gap; and if the
 /// gap is no longer than [`INTERRUPTION_MICROS_MAX`].
 const WAITING_PER_INTERRUPTION: u64 = 8;
+/// Shortest such polling: a program that does something else more often is no waiting loop.
+const WAITING_MICROS_MIN: u64 = 800;
 /// Longest gap that counts as an interruption.
 const INTERRUPTION_MICROS_MAX: u64 = 200;
 /// Time that a loop with a processor of its own spins before its polls park: longer than most
@@ -388,8 +390,8 @@ impl Streak {
     /// Whether this gap, which ends now, is an interruption of the loop: neither long nor frequent.
     fn is_interruption(&self, micros: u64, now: u64, clock: Clock) -> bool {
         let polled = clock.micros(now.wrapping_sub(self.undisturbed_since)).saturating_sub(micros);
-        let has_waited =
-            polled >= WAITING_PER_INTERRUPTION * micros || self.sleeps >= WAITING_PER_INTERRUPTION;
+        let has_waited = polled >= WAITING_MICROS_MIN.max(WAITING_PER_INTERRUPTION * micros)
+            || self.sleeps >= WAITING_PER_INTERRUPTION;
         micros <= INTERRUPTION_MICROS_MAX && has_waited
     }
 
@@ -609,7 +611,7 @@ mod tests {
 
     #[test]
     fn a_program_that_polls_for_longer_than_it_computes_does_not_park() {
-        for (polled, gap) in [(100, 25), (500, 100), (1_000, 210), (1_900, 1_000)] {
+        for (polled, gap) in [(100, 25), (300, 30), (500, 100), (1_000, 210), (1_900, 1_000)] {
             let advice = interrupted(polled, gap);
             assert!(!advice.contains(&Advice::Park), "{gap} us after {polled} us of polls");
         }

@@ -28,6 +28,8 @@ pub struct ChildAgent {
     pub node: Node,
     /// Group and process indices of processes that were spawned under this agent.
     pub spawned: Vec<(u32, Range<u32>)>,
+    /// Processes were spawned under this agent, which may have ended.
+    pub has_spawned: bool,
     /// If the agent is lost, its further messages are ignored.
     state: AgentState,
     /// The process by which the agent was started has ended and was reaped.
@@ -150,6 +152,7 @@ impl ChildAgents {
             let before = child.spawned.len();
             child.spawned.extend(blocks);
             if child.spawned.len() > before {
+                child.has_spawned = true;
                 child.process.stream.send(&Message::SpawnOrder(Box::new(order.clone())));
                 children.push(index);
             }
@@ -208,6 +211,7 @@ pub fn start_child(job: &Job, node: &Node) -> Result<ChildAgent> {
         process,
         node: node.clone(),
         spawned: Vec::new(),
+        has_spawned: false,
         state: AgentState::Starting,
         is_reaped: false,
         effect_allowed_at: None,

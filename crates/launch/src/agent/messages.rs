@@ -117,6 +117,7 @@ impl Agent {
                 let logs = self.supervisor.node_logs();
                 handle_log_news(logs, &message, &mut self.parent);
             }
+            Message::LogsLost { ranks } => self.failover.lost_logs.extend(ranks),
             other => self.parent.fail(format!("the agent was sent {other:?}")),
         }
     }
@@ -285,11 +286,11 @@ impl Agent {
                 self.processes.handle_barrier_up(group, index, delta);
             }
             Message::Done => self.children.all[index].note(AgentEvent::End),
-            Message::Exited { group, rank, ending, .. } => {
+            Message::Exited { group, rank, .. } => {
                 if let Some(group) = self.processes.groups.get_mut(&group) {
                     group.handle_ended(rank);
                 }
-                self.failover.replicas.handle_end(rank, ending);
+                self.failover.replicas.handle_end(rank);
                 self.parent.send(&message);
             }
             Message::Ping => {}
@@ -329,8 +330,11 @@ impl Agent {
                 self.parent.send(&message);
                 self.relay.report_recoverable_again(rank, number, &mut self.parent);
             }
-            Message::Alive { group: 0, rank, incarnation, .. } => {
+            Message::Alive { group: 0, rank, incarnation, is_live, .. } => {
                 self.failover.replicas.handle_incarnation(rank, incarnation, Instant::now());
+                if is_live {
+                    self.failover.replicas.handle_live(rank);
+                }
                 self.parent.send(&message);
             }
             // The launcher handles every other message.

@@ -343,18 +343,19 @@ impl Agent {
         for index in std::mem::take(&mut self.course.unreported) {
             let Some(ending) = self.supervisor.ranks[index].ending else { continue };
             self.read_rank(index);
-            let rank = &self.supervisor.ranks[index];
-            if let Some(before) = rank.reported {
+            let rank = &mut self.supervisor.ranks[index];
+            let reported = rank.reported.replace(ending);
+            rank.streams.input.close();
+            self.failover.effects.release(&self.supervisor.ranks[index]);
+            let rank = &mut self.supervisor.ranks[index];
+            if let Some(before) = reported {
                 if before != ending {
                     self.parent.fail(unit_rollback::ended_otherwise(rank.rank));
                 }
                 continue;
             }
-            let rank = &mut self.supervisor.ranks[index];
-            rank.reported = Some(ending);
-            rank.streams.input.close();
-            self.failover.effects.release(&self.supervisor.ranks[index]);
-            let rank = &mut self.supervisor.ranks[index];
+            // The rank may be executed again, after others have changed what it did last.
+            rank.send_recording_updates(&mut self.parent);
             rank.contact.handle_end(rank.rank, ending, &mut self.parent);
             self.processes.report_ending(&self.supervisor.ranks[index], ending, &mut self.parent);
         }

@@ -4,12 +4,13 @@
 //! In: silence or end of the stream to an agent below, and requests of an agent that cannot restart
 //! a rank. Out: transfers of ranks to a spare node, or the end of the job.
 //!
-//! Where senders keep the logs, ranks of a lost node that have ended are executed again with the
-//! others: what they have sent was in its memory.
+//! Where senders keep the logs, ranks of a lost node that have ended are executed again: what they
+//! have sent was in its memory. They count as ended no more.
 //!
-//! What may never happen: ranks run on two nodes at once; the end of a rank is reported twice.
+//! What may never happen: ranks run on two nodes at once; a rank waits for what nobody has.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::rc::Rc;
 use std::time::Instant;
 
@@ -62,12 +63,12 @@ fn ended_ranks_text(ranks: &[u32]) -> String {
     )
 }
 
-/// Why a lost node's ranks cannot be restarted where `ranks` had ended on another lost node.
+/// Why a lost node's ranks cannot be restarted where `ranks` had ended on a lost node.
 fn lost_logs_text(lost: &str, why: &str, ranks: &[u32]) -> String {
     let ranks = comma_separated(ranks);
     format!(
-        "node {lost} is lost ({why}), after a node where ranks had ended, and what these had sent \
-         is not kept any more: {ranks}"
+        "node {lost} is lost ({why}), and what ranks had sent that have ended on a lost node is \
+         not kept any more: {ranks}"
     )
 }
 
@@ -84,7 +85,7 @@ pub struct NodeFailover {
     pub transfers: Vec<StateTransfer>,
     /// Ranks whose effects on files wait until the agent above has their record.
     pub effects: DurableEffects,
-    /// Ranks that had ended when their node was lost with their message logs.
+    /// Ranks that had ended when their node, of any cluster, was lost with their message logs.
     pub lost_logs: Vec<u32>,
     /// Recorded nondeterminism of ranks that this node is to take over, by rank.
     pub received_recordings: BTreeMap<u32, Rc<RankRecording>>,
@@ -114,7 +115,9 @@ impl FailoverRound<'_> {
             let child = &self.children.all[index];
             let is_unresponsive = !child.state().is_over()
                 && child.process.stream.last_received_at().elapsed() > patience;
-            if is_unresponsive && self.choose_spare(child.node.rank_count).is_some() {
+            let has_way = self.choose_spare(child.node.rank_count).is_some()
+                && self.failover.lost_logs.is_empty();
+            if is_unresponsive && has_way {
                 let seconds = patience.as_secs();
                 self.handle_lost_node(
                     index,
@@ -142,10 +145,7 @@ impl FailoverRound<'_> {
         {
             return self.redirect_transfer(place, &lost, why);
         }
-        let spawned = self.children.all[index].spawned.iter();
-        let mut spawned =
-            spawned.flat_map(|(_, indices)| self.failover.replicas.living(indices.clone()));
-        if spawned.next().is_some() {
+        if self.has_lost_spawned(index) {
             return self.parent.fail(format!(
                 "node {} is lost ({why}), with processes that ranks have spawned: these cannot be \
                  restarted",
@@ -154,31 +154,55 @@ impl FailoverRound<'_> {
         }
         let all = lost.first_rank..lost.first_rank + lost.rank_count;
         let living = self.failover.replicas.living(all.clone());
+        let keeps_logs = self.parent.senders_keep_logs();
+        let ranks: Vec<u32> = if keeps_logs { all.collect() } else { living.clone() };
+        let spare = self.choose_spare(ranks.len() as u32);
         if living.is_empty() {
-            if self.parent.senders_keep_logs() {
-                self.failover.lost_logs.extend(all);
-            }
             let what = if lost.is_spare { "spare node" } else { "node" };
             let text = format!("{what} {} is lost ({why}): no rank is there", lost.name);
-            return self.parent.note(text);
+            self.parent.note(text);
+            if ranks.is_empty() {
+                return;
+            }
+            if spare.is_none() {
+                return self.lose_logs(&lost.name, why, ranks);
+            }
         }
         if !self.failover.lost_logs.is_empty() {
             return self.parent.fail(lost_logs_text(&lost.name, why, &self.failover.lost_logs));
         }
-        let logged_by_relay = !self.parent.senders_keep_logs();
-        let ranks: Vec<u32> = if logged_by_relay { living.clone() } else { all.collect() };
-        let Some(to) = self.choose_spare(ranks.len() as u32) else {
+        let Some(to) = spare else {
             return self.parent.fail(no_spare_left(&lost.name, why));
         };
-        let name = &self.children.all[to].node.name;
-        let text = node_lost_text(&lost.name, why, &living, name);
-        self.parent.note(text);
+        if !living.is_empty() {
+            let name = &self.children.all[to].node.name;
+            self.parent.note(node_lost_text(&lost.name, why, &living, name));
+        }
         let ended: Vec<u32> = ranks.iter().copied().filter(|rank| !living.contains(rank)).collect();
         if !ended.is_empty() {
             self.parent.note(ended_ranks_text(&ended));
         }
-        let transfer = StateTransfer::new(lost, (index, to), ranks, effects_end, logged_by_relay);
+        let transfer = StateTransfer::new(lost, (index, to), ranks, effects_end, !keeps_logs);
         self.failover.transfers.push(transfer);
+    }
+
+    /// Whether processes that ranks have spawned are lost with a node, or their message logs.
+    fn has_lost_spawned(&self, index: usize) -> bool {
+        let child = &self.children.all[index];
+        let mut spawned = child.spawned.iter();
+        let is_living =
+            |indices: &Range<u32>| !self.failover.replicas.living(indices.clone()).is_empty();
+        spawned.any(|(_, indices)| is_living(indices))
+            || child.has_spawned && self.parent.senders_keep_logs()
+    }
+
+    /// Handles the loss of a node on which all ranks had ended, where none can execute them again:
+    /// the job goes on, unless others need what they have sent, now or after another loss.
+    fn lose_logs(&mut self, lost: &str, why: &str, ranks: Vec<u32>) {
+        if !self.failover.transfers.is_empty() || self.failover.replicas.is_any_replaying() {
+            return self.parent.fail(lost_logs_text(lost, why, &ranks));
+        }
+        self.parent.send(&Message::LogsLost { ranks });
     }
 
     /// Whether the launcher has received this request of a rank below already, from the rank's lost
@@ -233,10 +257,11 @@ impl FailoverRound<'_> {
             ));
         }
         let with_ended = self.parent.senders_keep_logs();
+        let again = self.failover.replicas.ended(&ranks);
         let transferred =
             self.failover.replicas.transfer(ranks, released, with_ended, Instant::now());
         let name = self.children.all[to].node.name.clone();
-        let moved = Moved { cluster: lost.cluster, from: lost.name, to: name };
+        let moved = Moved { cluster: lost.cluster, from: lost.name, to: name, again };
         let first = self.children.all[index].node.first_rank;
         let count = std::mem::take(&mut self.children.all[index].node.rank_count);
         let node = &mut self.children.all[to].node;
@@ -388,9 +413,8 @@ impl NodeFailover {
         let applications = adoption.ranks.iter().map(|one| (one.rank, job.application(one.rank).0));
         let mut server = Server::new(config, applications, [], &adoption.keys);
         server.adopt_state(unreleased_puts, adoption.has_reached);
-        let living = adoption.ranks.iter().filter(|one| one.ended.is_none()).count() as u32;
-        processes.groups.insert(0, AgentGroup::adopted(server, living));
         let count = adoption.ranks.len() as u32;
+        processes.groups.insert(0, AgentGroup::adopted(server, count));
         let moved = match (supervisor.node_logs(), &images.spare_config) {
             (Some(logs), Some(config)) => Some(logs.moved_ranks(&adoption.ranks, config)?),
             _ => None,
@@ -415,7 +439,6 @@ impl NodeFailover {
             rank.scheduler =
                 config.map(|config| CheckpointScheduler::new(config, one.rank, one.moves, turn));
             rank.replay = Some(replay);
-            rank.reported = one.ended;
             // The agent restores the rank from an image, or starts the program, in its next round.
             supervisor.ranks.push(rank);
             let images = match &moved {

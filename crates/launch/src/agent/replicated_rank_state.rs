@@ -62,6 +62,10 @@ struct ReplicatedRankState {
     cut: Vec<RecordingUpdate>,
     /// The rank could not be started on a node, and has moved to another one.
     has_moved_before: bool,
+    /// The rank has ended; it may be executed again where others need what it has sent.
+    has_ended: bool,
+    /// The rank has moved to another node, and does not live there yet.
+    is_replaying: bool,
 }
 
 impl ReplicatedRankStates {
@@ -182,10 +186,23 @@ impl ReplicatedRankStates {
         ranks.filter(|rank| !self.has_ended(*rank)).collect()
     }
 
-    /// Whether the rank has ended for good. It may be executed again where others need what it has
-    /// sent.
     fn has_ended(&self, rank: u32) -> bool {
-        self.ranks.get(&rank).is_some_and(|replica| replica.state.ended.is_some())
+        self.ranks.get(&rank).is_some_and(|replica| replica.has_ended)
+    }
+
+    /// The ranks among these that have ended.
+    pub fn ended(&self, ranks: &[u32]) -> Vec<u32> {
+        ranks.iter().copied().filter(|rank| self.has_ended(*rank)).collect()
+    }
+
+    /// Notes that the rank has repeated all that it did before.
+    pub fn handle_live(&mut self, rank: u32) {
+        self.entry(rank).is_replaying = false;
+    }
+
+    /// Whether a rank that has moved to another node still repeats what it did before.
+    pub fn is_any_replaying(&self) -> bool {
+        self.ranks.values().any(|replica| replica.is_replaying && !replica.has_ended)
     }
 
     /// Lowest incarnation number that the rank's next node uses; earlier nodes of the rank use
@@ -195,12 +212,12 @@ impl ReplicatedRankStates {
         (moves + 1) * INCARNATIONS_PER_NODE
     }
 
-    pub fn handle_end(&mut self, rank: u32, ending: Ending) {
-        self.entry(rank).state.ended = Some(ending);
+    pub fn handle_end(&mut self, rank: u32) {
+        self.entry(rank).has_ended = true;
     }
 
     /// State of these ranks for a move. `released`: number of barriers that are over. `with_ended`:
-    /// also of those that have ended.
+    /// also of those that have ended, which do not count as ended any more.
     pub fn transfer(
         &mut self,
         ranks: impl IntoIterator<Item = u32>,
@@ -214,6 +231,7 @@ impl ReplicatedRankStates {
                 continue;
             }
             let replica = self.entry(rank);
+            (replica.has_ended, replica.is_replaying) = (false, true);
             let [first, present] = *replica.began.get_or_insert([now; 2]);
             let state = &mut replica.state;
             state.incarnations.push(lost_with_its_node(state, [first, present], now));
@@ -338,13 +356,22 @@ mod tests {
     fn a_rank_that_has_ended_is_transferred_where_others_need_its_log() {
         let mut replicas = ReplicatedRankStates::default();
         replicas.handle_incarnation(4, 0, Instant::now());
-        replicas.handle_end(5, Ending::Exited(0));
-        let ended = |with_ended: bool, replicas: &mut ReplicatedRankStates| {
+        replicas.handle_end(5);
+        let transfer = |with_ended: bool, replicas: &mut ReplicatedRankStates| {
             let all = replicas.transfer(4..6, 0, with_ended, Instant::now());
-            all.iter().map(|one| (one.rank, one.ended)).collect::<Vec<_>>()
+            all.iter().map(|one| one.rank).collect::<Vec<_>>()
         };
-        assert_eq!(ended(false, &mut replicas), [(4, None)]);
-        assert_eq!(ended(true, &mut replicas), [(4, None), (5, Some(Ending::Exited(0)))]);
+        assert!(!replicas.is_any_replaying());
+        assert_eq!(transfer(false, &mut replicas), [4]);
+        assert_eq!(replicas.living(4..6), [4]);
+        replicas.handle_live(4);
+        assert!(!replicas.is_any_replaying());
+        assert_eq!(transfer(true, &mut replicas), [4, 5]);
+        assert_eq!(replicas.living(4..6), [4, 5]);
+        replicas.handle_live(4);
+        assert!(replicas.is_any_replaying());
+        replicas.handle_end(5);
+        assert!(!replicas.is_any_replaying() && replicas.living(4..6) == [4]);
     }
 
     #[test]
@@ -365,7 +392,7 @@ mod tests {
             let images = places.iter().map(|number| image(number)).collect();
             replicas.handle_update(RankUpdate::Checkpoints { rank: 4, images });
         }
-        replicas.handle_end(5, Ending::Exited(0));
+        replicas.handle_end(5);
         assert_eq!(replicas.living(4..7), [4, 6]);
         assert!(!replicas.handle_unstartable(4) && replicas.handle_unstartable(4), "once");
         assert_eq!(replicas.next_first_incarnation(4), INCARNATIONS_PER_NODE);

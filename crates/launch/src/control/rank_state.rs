@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::ending::Ending;
 use crate::output_log::OutputLog;
 use crate::pmi::kvs::Delta;
 use crate::restart::IncarnationRecord;
@@ -146,10 +145,6 @@ pub struct TransferredRank {
     pub incarnations: Vec<IncarnationRecord>,
     /// How long ago the rank's first process began.
     pub age: Duration,
-    /// How the rank has ended, if it has: it is executed again because others need what it has
-    /// sent, and has to end in the same way.
-    #[serde(default)]
-    pub ended: Option<Ending>,
 }
 
 /// What an agent needs to take ranks over.
@@ -169,6 +164,8 @@ pub struct Moved {
     pub cluster: u32,
     pub from: String,
     pub to: String,
+    /// Ranks among them that had ended, and are executed again.
+    pub again: Vec<u32>,
 }
 
 /// The nodes of a cluster that may still take over the ranks of another node.

@@ -94,6 +94,7 @@ fn every_message() -> Vec<Message> {
     let spawn = Request { commands: vec![command], keys: delta.clone() };
     let request = NameRequest::Publish { service: "s".into(), port: "p".into() };
     let mut all = messages_about_ranks();
+    all.extend(messages_about_logs());
     all.extend([
         Message::Assign(Box::new(assignment())),
         Message::StartRelay { config: "job = 1".into() },
@@ -106,20 +107,6 @@ fn every_message() -> Vec<Message> {
         Message::StdinEnd,
         Message::End { at_once: true },
         Message::Ping,
-        Message::LogContact { rank: 3, contact: vec![1, 255] },
-        frame_transfer(FrameTransferStep::Ask { digest_from: None }),
-        frame_transfer(FrameTransferStep::Ask { digest_from: Some(64) }),
-        frame_transfer(FrameTransferStep::Arrived { position: u64::MAX, digest: None }),
-        frame_transfer(FrameTransferStep::Arrived {
-            position: 640,
-            digest: Some(LogDigest { from: 64, digest: 1 }),
-        }),
-        frame_transfer(FrameTransferStep::Frames {
-            moves: 1,
-            position: 64,
-            digest_from: Some(64),
-            bytes: vec![0, 255],
-        }),
         Message::TakeCheckpoints { rank: None },
         Message::TakeCheckpoints { rank: Some(7) },
         Message::QueryPaths { serial: 3, rows_max: 9 },
@@ -137,7 +124,12 @@ fn every_message() -> Vec<Message> {
         Message::Spares(Spares { names: vec!["n3".into(), String::new()] }),
         Message::MakeDurable { rank: 4, serial: 7 },
         Message::Durable { rank: 4, serial: 7 },
-        Message::Moved(Box::new(Moved { cluster: 1, from: "b".into(), to: "c".into() })),
+        Message::Moved(Box::new(Moved {
+            cluster: 1,
+            from: "b".into(),
+            to: "c".into(),
+            again: vec![7],
+        })),
         Message::Output { rank: 0, stream: Stream::Stderr, bytes: vec![1], own: 1 },
         Message::StdinTaken { bytes: 7 },
         Message::Exited { group: 0, rank: 2, ending: Ending::Killed(11), stage: Stage::Joined },
@@ -153,6 +145,26 @@ fn every_message() -> Vec<Message> {
         Message::Done,
     ]);
     all
+}
+
+fn messages_about_logs() -> Vec<Message> {
+    vec![
+        Message::LogsLost { ranks: vec![3, 8] },
+        Message::LogContact { rank: 3, contact: vec![1, 255] },
+        frame_transfer(FrameTransferStep::Ask { digest_from: None }),
+        frame_transfer(FrameTransferStep::Ask { digest_from: Some(64) }),
+        frame_transfer(FrameTransferStep::Arrived { position: u64::MAX, digest: None }),
+        frame_transfer(FrameTransferStep::Arrived {
+            position: 640,
+            digest: Some(LogDigest { from: 64, digest: 1 }),
+        }),
+        frame_transfer(FrameTransferStep::Frames {
+            moves: 1,
+            position: 64,
+            digest_from: Some(64),
+            bytes: vec![0, 255],
+        }),
+    ]
 }
 
 fn messages_about_ranks() -> Vec<Message> {
@@ -294,7 +306,6 @@ fn adoption() -> Adoption {
         incarnations,
         age,
         images,
-        ended: Some(Ending::Exited(0)),
     };
     let keys = vec![("a".to_string(), "1 \"2\"".to_string())];
     Adoption { has_reached: true, keys, ranks: vec![one, rank_state::TransferredRank::default()] }
@@ -304,7 +315,7 @@ fn adoption() -> Adoption {
 fn ranks_that_have_moved_are_found_where_they_are() {
     let spare = Node { rank_count: 0, is_spare: true, ..node("c", 6, vec![]) };
     let mut top = node("a", 0, vec![node("b", 4, vec![]), spare]);
-    Moved { cluster: 0, from: "b".into(), to: "c".into() }.apply(&mut top);
+    Moved { cluster: 0, from: "b".into(), to: "c".into(), again: vec![7] }.apply(&mut top);
     let held: Vec<_> = top.hosts().iter().map(|node| (node.first_rank, node.rank_count)).collect();
     assert_eq!(held, [(0, 2), (4, 0), (4, 2)]);
     assert!(top.children[1].holds(5) && !top.children[0].holds(5));

@@ -253,6 +253,18 @@ fn a_job_ends_well_when_every_rank_has() {
 }
 
 #[test]
+fn a_rank_that_is_executed_again_has_to_end_again() {
+    let now = Instant::now();
+    let mut watch = Watch::new(2, true);
+    watch.handle_exit("a", 0, Exited(0), Finalized, now);
+    watch.handle_again(&[0]);
+    watch.handle_exit("a", 1, Exited(0), Finalized, now);
+    assert_eq!(watch.verdict(now), Verdict::GoOn);
+    watch.handle_exit("b", 0, Exited(0), Finalized, now);
+    assert_eq!(watch.verdict(now), Verdict::Finished { code: 0 });
+}
+
+#[test]
 fn an_error_after_finalize_ends_the_job_after_a_grace() {
     let at = Instant::now();
     let moment = Duration::from_millis(1);

@@ -75,23 +75,23 @@ impl<L: ReadLog> Walk<'_, L> {
         }
     }
 
-    /// Checks a segment on disk. `None`: it is not what was written. A segment that is still being
-    /// written was not on the disk alone yet.
+    /// Checks a segment on disk, once. `None`: it is not what was written. A segment that is still
+    /// being written has no digest yet.
     fn check(&mut self, segment: LogSegment) -> Option<()> {
         if self.checked == Some(segment) {
             return Some(());
         }
         let mut bytes = vec![0; segment.end() - segment.start()];
-        self.log.read(segment.start(), &mut bytes)?;
-        match is_intact(&bytes, segment, self.region) {
-            Some(true) => self.checked = Some(segment),
-            Some(false) => {
-                self.log.note_corrupt();
-                return None;
+        // A word may be written while it is read.
+        for _ in 0..2 {
+            self.log.read(segment.start(), &mut bytes)?;
+            if is_intact(&bytes, segment, self.region) != Some(false) {
+                self.checked = Some(segment);
+                return Some(());
             }
-            None => {}
         }
-        Some(())
+        self.log.note_corrupt();
+        None
     }
 
     fn word(&mut self, at: usize) -> Option<u64> {
@@ -142,10 +142,14 @@ mod tests {
     struct Log {
         bytes: RefCell<Vec<u8>>,
         is_corrupt: Cell<bool>,
+        /// Segments that were read whole.
+        segments_read: Cell<usize>,
     }
 
     impl ReadLog for Log {
         fn read(&self, at: usize, bytes: &mut [u8]) -> Option<()> {
+            let is_segment = bytes.len() > CHUNK_BYTES;
+            self.segments_read.set(self.segments_read.get() + usize::from(is_segment));
             bytes.copy_from_slice(self.bytes.borrow().get(at..at + bytes.len())?);
             Some(())
         }
@@ -157,7 +161,11 @@ mod tests {
 
     impl Log {
         fn of_frames(count: usize) -> Log {
-            let log = Log { bytes: RefCell::new(vec![0; REGION]), is_corrupt: Cell::new(false) };
+            let log = Log {
+                bytes: RefCell::new(vec![0; REGION]),
+                is_corrupt: Cell::new(false),
+                segments_read: Cell::new(0),
+            };
             let mut chain = SegmentChain::new(REGION);
             for number in 0..count {
                 if !chain.cursor().has_room(HEADER_BYTES + PAYLOAD) {
@@ -204,6 +212,7 @@ mod tests {
         const COUNT: usize = 80;
         let log = Log::of_frames(COUNT);
         assert_eq!((log.frames(true), log.is_corrupt.get()), (COUNT, false));
+        assert_eq!(log.segments_read.get(), 3, "each once");
         // In the second of three segments.
         let at = REGION / 2 + 3_000_000;
         log.bytes.borrow_mut()[at] ^= 4;
@@ -212,7 +221,7 @@ mod tests {
         assert!(log.is_corrupt.get() && passed > 0 && passed < COUNT / 2, "{passed}");
         log.bytes.borrow_mut()[at] ^= 4;
         log.is_corrupt.set(false);
-        // The third one is still being written, and was never on the disk alone.
+        // The third one is still being written, and has no digest.
         log.bytes.borrow_mut()[REGION / 2 + (4 << 20) + 100] ^= 4;
         assert_eq!((log.frames(true), log.is_corrupt.get()), (COUNT, false));
     }
