@@ -594,7 +594,7 @@ def lost_in_turn(checks, options) -> None:
         return
     for program in nodes.programs_of_others(options, True):
         long = {"heat": "--steps 1200", "wildcards and probes": "--rounds 600"}.get(program.name, "-time 4 -iter 100000")
-        for by, words in (("", []), (nodes.SENDERS, nodes.SENDER)):
+        for by, words in (("", []), (nodes.RELAYS, recovery.RELAY)):
             name = f"{by}nodes are lost in turn, {program.name}, from images"
             if not checks.wants(name) or not Path(program.words[0]).exists():
                 continue

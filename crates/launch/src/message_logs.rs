@@ -46,7 +46,7 @@ pub fn choose(wishes: LogWishes<'_>) -> Result<&'static str> {
         "sender" => check(wishes).map(|()| "sender"),
         _ => {
             let is_small = wishes.ranks <= SENDER_LOG_RANKS_MAX;
-            let fits = is_small && !wishes.has_spares && !wishes.has_limits;
+            let fits = is_small && !wishes.has_limits;
             Ok(if fits && check(wishes).is_ok() { "sender" } else { "relay" })
         }
     }
@@ -97,7 +97,8 @@ mod tests {
         let many = LogWishes { ranks: SENDER_LOG_RANKS_MAX + 1, ..PLAIN };
         let limited = LogWishes { has_limits: true, ..PLAIN };
         let moving = LogWishes { has_spares: true, ..PLAIN };
-        for wishes in [many, limited, moving] {
+        assert_eq!(choose(moving).unwrap(), "sender");
+        for wishes in [many, limited] {
             assert_eq!(choose(wishes).unwrap(), "relay", "{wishes:?}");
             assert_eq!(choose(LogWishes { log: "sender", ..wishes }).unwrap(), "sender");
         }

@@ -31,7 +31,6 @@ use rustix::event::{PollFd, PollFlags};
 
 use crate::agent_startup::{self, AgentStartup, StartupNotice};
 use crate::cleanup;
-use crate::control::rank_state::Moved;
 use crate::control::spawn_order::{Block, SpawnOrder};
 use crate::control::{Job, Message, Node};
 use crate::ending::Ending;
@@ -393,8 +392,6 @@ impl Launcher {
             }
             Message::StdinTaken { bytes } => self.stdin.handle_taken(bytes),
             Message::Exited { group, rank, ending, stage } => {
-                self.output.handle_end(rank);
-                self.stdin.handle_exit(rank);
                 self.handle_exit(group, rank, ending, stage);
             }
             Message::Alive { group, rank, pid, incarnation, is_live, percent } => {
@@ -402,7 +399,11 @@ impl Launcher {
                 self.rank_table.handle_alive(group, rank, report, Instant::now());
                 self.show_status();
             }
-            Message::Moved(moved) => self.handle_moved(index, &moved),
+            Message::Moved(moved) => {
+                self.process_manager.groups.handle_moved(&moved);
+                self.watch.handle_again(&moved.again);
+                moved.apply(&mut self.children.0[index].node);
+            }
             Message::Ping => {}
             Message::LogContact { .. } | Message::LogImages(_) | Message::LogsLost { .. } => {
                 self.children.send_to_all(&message)
@@ -431,12 +432,6 @@ impl Launcher {
                 self.handle_cause(Cause::Failed { text });
             }
         }
-    }
-
-    fn handle_moved(&mut self, index: usize, moved: &Moved) {
-        self.process_manager.groups.handle_moved(moved);
-        self.watch.handle_again(&moved.again);
-        moved.apply(&mut self.children.0[index].node);
     }
 
     /// Records a cause that concerns the job as a whole.
@@ -494,6 +489,8 @@ impl Launcher {
     }
 
     fn handle_exit(&mut self, group: u32, rank: u32, ending: Ending, stage: Stage) {
+        self.output.handle_end(rank);
+        self.stdin.handle_exit(rank);
         if let Some(server) = self.process_manager.servers.get_mut(&group) {
             server.handle_ended(rank);
         }

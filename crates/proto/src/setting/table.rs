@@ -306,8 +306,8 @@ pub const RECOVER_LOG: Setting = Setting {
                without `recover`. It works with at most 1,024 processes of a job, spawned ones \
                among them, and with spare nodes only if clocks are recorded. `relay`: the relay of \
                the receiver, through which all messages go. `auto`: `sender` for at most 512 \
-               ranks without spare nodes and a limit of address space or of files (`ulimit -v`, \
-               `ulimit -f`) where the launcher runs, else `relay`.",
+               ranks without a limit of address space or of files (`ulimit -v`, `ulimit -f`) \
+               where the launcher runs, else `relay`.",
 };
 pub const RECOVER_UNIT: Setting = Setting {
     name: "recover_unit",
