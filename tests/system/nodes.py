@@ -114,6 +114,7 @@ def main() -> int:
     spawning(checks, options)
     other_programs(checks, options)
     silent_ranks(checks, options)
+    ended_ranks(checks, options)
     return checks.end()
 
 
@@ -320,9 +321,8 @@ def other_programs(checks, options, images=()) -> None:
 
 def silent_ranks(checks, options) -> None:
     """A node is lost while ranks call no MPI, so agents send again what is missing. Ranks of another
-    cluster have sent to it, and call MPI again only when that has arrived; or have ended, while its
-    ranks work on; or a rank of it sends, and the agents first compare what it sends again on the
-    spare node."""
+    cluster have sent to it, and call MPI again only when that has arrived; or a rank of it sends, and
+    the agents first compare what it sends again on the spare node."""
     cases = {
         "who receive from ranks that do nothing meanwhile": (
             "silent.py",
@@ -331,21 +331,38 @@ def silent_ranks(checks, options) -> None:
             0.2,
         ),
         "who send and then do nothing": ("sends_and_waits.py", "rank 1: has sent", ["rank 1: has sent", "rank 3: 300 messages"], 0.2),
-        # After which the others have ended.
-        "who work on after MPI_Finalize": ("works_on.py", "rank 3: exchanged", ["rank 0: 14850", "rank 1: 0", "rank 3: exchanged"], 1.5),
-        # The other rank of the lost node has ended, and is executed again.
-        "one works on after MPI_Finalize": ("works_on.py 1", "rank 3: exchanged", ["rank 0: 14850", "rank 3: exchanged"], 1.5),
     }
-    for what, (words, first, wanted, after_s) in cases.items():
-        program, *words = words.split()
+    for what, (program, first, wanted, after_s) in cases.items():
         name = LOST + what
         if not checks.wants(name):
             continue
         with tempfile.TemporaryDirectory() as folder:
-            silent = [common.python(options), str(common.PROGRAMS / program), folder, *words]
+            silent = [common.python(options), str(common.PROGRAMS / program), folder]
             code, lines, output = lab_job(options, silent, [(after_s, KILLED)], SPARE, first)
         moves = output.count(" is lost (")
         checks.check(name, code == 0 and sorted(lines) == wanted and moves == 1, f"exit code {code}, {len(lines)} lines, lost {moves}", output)
+
+
+def ended_ranks(checks, options) -> None:
+    """Nodes are lost when ranks have left MPI or have ended. Ranks that have ended are executed again
+    if their own node is lost; ranks 0 and 1, or 0 alone, work on."""
+    lost, other, spare = (1.5, KILLED), (1.5, ("south-1", KILLED)), (4.2, ("south-2", KILLED))
+    both = ["rank 0: 14850", "rank 1: 0", "rank 3: exchanged"]
+    cases = {
+        LOST + "who work on after MPI_Finalize": (2, [lost], both, 0, 1),
+        LOST + "one works on after MPI_Finalize": (1, [lost], ["rank 0: 14850", "rank 3: exchanged"], 0, 1),
+        LOST + "whose ranks have ended, and at once one whose ranks have not": (2, [lost, other], both, 0, 2),
+        # Nobody has what the ranks on it had sent.
+        LOST + "whose ranks have ended, then the last spare node, then the other": (2, [other, spare, (4.6, KILLED)], None, 1, 3),
+    }
+    for name, (count, events, wanted, code_wanted, losses) in cases.items():
+        if not checks.wants(name):
+            continue
+        program = [common.python(options), str(common.PROGRAMS / "works_on.py"), str(count)]
+        code, lines, output = lab_job(options, program, events, SPARE, "rank 3: exchanged")
+        is_right = sorted(lines) == wanted if wanted else "not kept any more: 2, 3" in output
+        seen = output.count(" is lost (")
+        checks.check(name, code == code_wanted and is_right and seen == losses, f"exit code {code}, {len(lines)} lines, lost {seen}", output)
 
 
 def lost_once(options, program: Other, run, has_clusters: bool, images, after_s: float, logs):

@@ -62,6 +62,8 @@ SAMPLES = {
         "a node is lost, who send and then do nothing",
         "a node is lost, who work on after MPI_Finalize",
         "a node is lost, one works on after MPI_Finalize",
+        "a node is lost, whose ranks have ended, and at once one whose ranks have not",
+        "a node is lost, whose ranks have ended, then the last spare node, then the other",
         "logs of relays, a node is lost, and its ranks are killed on the next one",
         "logs of relays, a node is lost, who takes whatever comes, and the next one",
     ],

@@ -1,9 +1,9 @@
 """Ranks exchange numbers in a ring and leave MPI; the first ones work on for seconds after that.
 
-Usage: works_on.py FOLDER [COUNT]
+Usage: works_on.py COUNT
 
-The last rank prints `rank R: exchanged` before it leaves MPI. COUNT ranks, usually two, work on, and
-print `rank R: SUM` when they end. Nothing is put into the folder.
+The last rank prints `rank R: exchanged` before it leaves MPI. COUNT ranks work on, and print
+`rank R: SUM` when they end.
 """
 
 import sys
@@ -26,7 +26,7 @@ def main() -> None:
     if rank == size - 1:
         print(f"rank {rank}: exchanged", flush=True)
     MPI.Finalize()
-    if rank < int((sys.argv[2:] or ["2"])[0]):
+    if rank < int(sys.argv[1]):
         time.sleep(WORK_S)
         print(f"rank {rank}: {total}", flush=True)
 
