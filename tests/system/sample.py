@@ -93,6 +93,7 @@ SAMPLES = {
     "records": [
         "who reads more than a record holds",
         "a node is lost with who reads more than a record holds",
+        "logs of relays, a node is lost with who reads more than a record holds",
         "who reads more of small files than is recorded, and they change",
         "who reads more of its own scratch file than a record holds, from images",
     ],
