@@ -115,6 +115,7 @@ def main() -> int:
     other_programs(checks, options)
     silent_ranks(checks, options)
     ended_ranks(checks, options)
+    written_again(checks, options)
     return checks.end()
 
 
@@ -363,6 +364,20 @@ def ended_ranks(checks, options) -> None:
         is_right = sorted(lines) == wanted if wanted else "not kept any more: 2, 3" in output
         seen = output.count(" is lost (")
         checks.check(name, code == code_wanted and is_right and seen == losses, f"exit code {code}, {len(lines)} lines, lost {seen}", output)
+
+
+def written_again(checks, options) -> None:
+    """Calls on files are not recorded, and a rank that had written a file and ended is executed again
+    when its node is lost: the job does not end before the file is written again."""
+    name = LOST + "and what writes a file there again is waited for"
+    if not checks.wants(name):
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        program = [common.python(options), str(common.PROGRAMS / "writes_late.py"), folder]
+        code, lines, output = lab_job(options, program, [(0.5, KILLED)], [*SPARE, "--set", "recover_files=off"], "rank 1: ends")
+        count = len((Path(folder) / "result").read_text().splitlines())
+    is_right = code == 0 and sorted(lines) == ["rank 0: ends", "rank 1: ends"] and count == 20
+    checks.check(name, is_right and output.count(" is lost (") == 1, f"exit code {code}, {count} lines written", output)
 
 
 def lost_once(options, program: Other, run, has_clusters: bool, images, after_s: float, logs):

@@ -201,6 +201,14 @@ def nodes_together(options, checks, ring) -> None:
             is_again = output.count("that begin again with rank") == 2
             measured = f"exit code {code}, {'the same' if is_same else 'other'} output, {output.count(': restarted')} restarts"
             checks.check(name, code == 0 and is_same and is_again and output.count(": restarted") == 2, measured, output)
+    name = "ranks of a node together, and one that has ended writes a file again"
+    if checks.wants(name):
+        with tempfile.TemporaryDirectory() as folder:
+            writer = [common.python(options), str(common.PROGRAMS / "writes_late.py"), folder]
+            code, lines, output = job(options, writer, [(after_output("rank 1: ends", 0.5), 0)], *together, "--set", "recover_files=off")
+            count = len((Path(folder) / "result").read_text().splitlines())
+        is_right = code == 0 and sorted(lines) == ["rank 0: ends", "rank 1: ends"] and count == 20
+        checks.check(name, is_right and output.count(": restarted") == 1, f"exit code {code}, {count} lines written", output)
     name = "ranks of a node together, and one that has ended does something else"
     if checks.wants(name):
         code, _, output = job(options, [*program, "drift"], [(after_output("rank 0 has ended", 0.5), 1)], *together)

@@ -285,6 +285,10 @@ pub enum Message {
         #[serde(with = "serde_bytes")]
         contact: Vec<u8>,
     },
+    /// Ranks that had ended are executed again: from their agent to the launcher.
+    Again {
+        ranks: Vec<u32>,
+    },
     /// Message logs of ranks that had ended are lost with their node, and nobody writes them again:
     /// from an agent that could have moved the ranks to the launcher, and from there to all of
     /// them.

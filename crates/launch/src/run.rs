@@ -404,6 +404,7 @@ impl Launcher {
                 self.watch.handle_again(&moved.again);
                 moved.apply(&mut self.children.0[index].node);
             }
+            Message::Again { ranks } => self.watch.handle_again(&ranks),
             Message::Ping => {}
             Message::LogContact { .. } | Message::LogImages(_) | Message::LogsLost { .. } => {
                 self.children.send_to_all(&message)
@@ -453,8 +454,7 @@ impl Launcher {
         match &mut self.options.relay_log {
             // A write error, such as a full disk, must not end the job.
             Some(file) => drop(writeln!(file, "{text}")),
-            // The log of relays and ranks that disconnect at the end of a successful job is not
-            // shown.
+            // At the end of a successful job relays and ranks disconnect, as they should.
             None if matches!(self.phase, JobPhase::Ending(_)) && self.code == 0 => {}
             None if self.options.verbose => self.output.say(text),
             None => {}

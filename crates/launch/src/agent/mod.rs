@@ -344,15 +344,13 @@ impl Agent {
             let Some(ending) = self.supervisor.ranks[index].ending else { continue };
             self.read_rank(index);
             let rank = &mut self.supervisor.ranks[index];
-            let reported = rank.reported.replace(ending);
+            rank.reported = Some(ending);
             rank.streams.input.close();
             self.failover.effects.release(&self.supervisor.ranks[index]);
             let rank = &mut self.supervisor.ranks[index];
-            if let Some(before) = reported {
-                if before != ending {
-                    self.parent.fail(unit_rollback::ended_otherwise(rank.rank));
-                }
-                continue;
+            let unit = self.supervisor.unit.as_ref();
+            if unit.is_some_and(|unit| unit.had_ended_otherwise(rank.rank, ending)) {
+                self.parent.fail(unit_rollback::ended_otherwise(rank.rank));
             }
             // The rank may be executed again, after others have changed what it did last.
             rank.send_recording_updates(&mut self.parent);

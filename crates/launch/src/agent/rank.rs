@@ -118,8 +118,7 @@ pub struct LocalRank {
     pub group_rank: u32,
     pub pid: u32,
     pub ending: Option<Ending>,
-    /// How the rank has ended, if the agent above knows it. The rank may be executed again with
-    /// others of its recovery unit, and has to end in the same way.
+    /// How the rank has ended, if the agent above knows it.
     pub reported: Option<Ending>,
     /// PMI replay of a rank that may be restarted.
     pub replay: Option<PmiReplay>,
@@ -291,7 +290,6 @@ impl LocalRank {
             replay.begin_at(replay_position.asked, replay_position.stage, replay_position.printed);
         }
         self.scheduler = old.scheduler.take();
-        self.reported = old.reported;
         self.inherit_input(old, replay_position.read);
         self
     }

@@ -576,7 +576,6 @@ impl RankSupervisor {
         };
         let rank = LocalRank::start(job, node, relay, &start);
         let mut rank = rank.map_err(NodeSpecificError::error)?;
-        rank.reported = old.reported;
         rank.replay = old.replay.take();
         rank.scheduler = old.scheduler.take();
         rank.inherit_input(old, 0);
@@ -610,9 +609,7 @@ impl RankSupervisor {
     /// Replaces a rank by its next incarnation.
     pub fn put_in_place(&mut self, index: usize, rank: LocalRank, parent: &mut ParentAgent) {
         self.exits.watch(rank.pid);
-        if rank.reported.is_none() {
-            parent.send(&alive_message(&rank, false));
-        }
+        parent.send(&alive_message(&rank, false));
         self.ranks[index] = rank;
         self.ranks[index].write_input(parent);
     }
@@ -622,8 +619,7 @@ impl RankSupervisor {
     pub fn report_replayed(&mut self, parent: &mut ParentAgent) {
         let is_time = self.progress_reported_at.elapsed() >= PROGRESS_INTERVAL;
         let mut is_reported = false;
-        let replaying = |rank: &&mut LocalRank| rank.is_replaying() && rank.reported.is_none();
-        for rank in self.ranks.iter_mut().filter(replaying) {
+        for rank in self.ranks.iter_mut().filter(|rank| rank.is_replaying()) {
             let polls = rank.poll_counts();
             if rank.replay.as_mut().is_some_and(|replay| replay.take_replayed(polls)) {
                 parent.send(&alive_message(rank, true));

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 
 use crate::checkpoint::checkpoint_image::CheckpointImage;
+use crate::ending::Ending;
 
 /// Pause between two looks at a unit that begins again.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
@@ -25,6 +26,8 @@ pub struct RecoveryUnit {
     pub newest_round: u64,
     /// Rounds from which a rank could not be restored.
     pub unusable: BTreeSet<u64>,
+    /// How ranks had ended that are executed again: they have to end in the same way.
+    pub ended_before: BTreeMap<u32, Ending>,
     pub rollback: Option<Rollback>,
 }
 
@@ -54,6 +57,7 @@ impl RecoveryUnit {
             round: None,
             newest_round: 0,
             unusable: BTreeSet::new(),
+            ended_before: BTreeMap::new(),
             rollback: None,
         }
     }
@@ -66,6 +70,11 @@ impl RecoveryUnit {
     /// Whether this unit, which begins again, has ended the process of the rank.
     pub fn has_ended(&self, rank: u32) -> bool {
         self.rollback.as_ref().is_some_and(|rollback| rollback.ended.contains(&rank))
+    }
+
+    /// Whether the rank had ended otherwise before it was executed again.
+    pub fn had_ended_otherwise(&self, rank: u32, ending: Ending) -> bool {
+        self.ended_before.get(&rank).is_some_and(|before| *before != ending)
     }
 
     /// A rank has ended in this way: the unit begins again.

@@ -8,7 +8,7 @@
 //! | laying | a thread has laid what a round of images holds of the logs between the ranks |
 //!
 //! Then each rank is restored or started, also one that has ended before: others may need again
-//! what it has sent. The agent above does not hear of such a rank again.
+//! what it has sent. Such a rank counts as ended no more.
 //!
 //! In: ends of processes, images. Out: processes that begin again; rounds of images. What may never
 //! happen: a process of the unit runs while logs between its ranks are emptied; ranks begin again
@@ -30,6 +30,7 @@ use super::rank_supervisor::RankSupervisor;
 use super::recovery_unit::LaidRound;
 use super::restore::{ImageSource, RestartCause, Restore};
 use crate::checkpoint::checkpoint_image::CheckpointImage;
+use crate::control::Message;
 use crate::sys;
 
 /// The longest wait for images that are being written when the unit begins again.
@@ -218,6 +219,7 @@ fn begin_all(
         }
     };
     note_unit(supervisor, &all, &causes, parent);
+    note_again(supervisor, &all, parent);
     let number = round.as_ref().map_or(0, |(number, _)| *number);
     for index in all.iter().copied() {
         let scheduler = supervisor.ranks[index].scheduler.iter_mut();
@@ -226,13 +228,12 @@ fn begin_all(
     let mut failed = Vec::new();
     for (place, index) in all.into_iter().enumerate() {
         let rank = &supervisor.ranks[index];
-        let (number, was_reported) = (rank.rank, rank.reported.is_some());
+        let number = rank.rank;
         let cause = causes.get(&number).cloned().map_or(RestartCause::OfUnit, RestartCause::Ended);
         let image = round.as_ref().map(|(_, images)| Box::new(images[place].clone()));
         let how = (cause, image.map(ImageSource::One));
         if !supervisor.begin_incarnation(index, how, processes, relay, parent) {
-            if was_reported {
-                // The agent above knows it as a rank that has ended as it should.
+            if supervisor.unit.iter().any(|unit| unit.ended_before.contains_key(&number)) {
                 parent.fail(ended_otherwise(number));
             }
             failed.push(index);
@@ -248,6 +249,21 @@ pub fn ended_otherwise(rank: u32) -> String {
 
 fn cannot_empty(error: &anyhow::Error) -> String {
     format!("the logs of this node cannot be emptied: {error:#}")
+}
+
+/// Says which of the ranks had ended.
+fn note_again(supervisor: &mut RankSupervisor, all: &[usize], parent: &mut ParentAgent) {
+    let mut ranks = Vec::new();
+    for index in all {
+        let rank = &mut supervisor.ranks[*index];
+        if let (Some(unit), Some(ending)) = (&mut supervisor.unit, rank.reported.take()) {
+            unit.ended_before.insert(rank.rank, ending);
+            ranks.push(rank.rank);
+        }
+    }
+    if !ranks.is_empty() {
+        parent.send(&Message::Again { ranks });
+    }
 }
 
 /// Notes which ranks begin again because of others.

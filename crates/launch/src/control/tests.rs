@@ -149,6 +149,7 @@ fn every_message() -> Vec<Message> {
 
 fn messages_about_logs() -> Vec<Message> {
     vec![
+        Message::Again { ranks: vec![3, 8] },
         Message::LogsLost { ranks: vec![3, 8] },
         Message::LogContact { rank: 3, contact: vec![1, 255] },
         frame_transfer(FrameTransferStep::Ask { digest_from: None }),
