@@ -1,4 +1,4 @@
-"""Rank 1 writes a file line by line after MPI_Finalize and ends; rank 0 ends if it runs again.
+"""Rank 1 writes a file slowly after MPI_Finalize and ends; rank 0 ends if it runs again.
 
 Usage: writes_late.py FOLDER
 
@@ -17,7 +17,8 @@ mpi4py.rc.finalize = False
 
 from mpi4py import MPI  # noqa: E402
 
-LINES, PAUSE_S = 20, 0.1
+# A sleep takes no time in a replay, work does.
+LINES, LOOPS = 20, 4_000_000
 
 
 def main() -> None:
@@ -30,10 +31,10 @@ def main() -> None:
             for number in range(LINES):
                 result.write(f"line {number}\n")
                 result.flush()
-                time.sleep(PAUSE_S)
+                sum(range(LOOPS))
         print(f"rank {rank}: ends", flush=True)
     elif rank == 0:
-        while os.environ.get("LANDBRIDGE_INCARNATION", "0") == "0":
+        while int(os.environ.get("LANDBRIDGE_INCARNATION", "0")) == 0:
             time.sleep(0.02)
         print(f"rank {rank}: ends", flush=True)
 
