@@ -347,14 +347,14 @@ def silent_ranks(checks, options) -> None:
 def ended_ranks(checks, options) -> None:
     """Nodes are lost when ranks have left MPI or have ended. Ranks that have ended are executed again
     if their own node is lost; ranks 0 and 1, or 0 alone, work on."""
-    lost, other, spare = (1.5, KILLED), (1.5, ("south-1", KILLED)), (4.2, ("south-2", KILLED))
+    lost, other, spare = (1.5, KILLED), (1.5, ("south-1", KILLED)), (6.0, ("south-2", KILLED))
     both = ["rank 0: 14850", "rank 1: 0", "rank 3: exchanged"]
     cases = {
         LOST + "who work on after MPI_Finalize": (2, [lost], both, 0, 1),
         LOST + "one works on after MPI_Finalize": (1, [lost], ["rank 0: 14850", "rank 3: exchanged"], 0, 1),
         LOST + "whose ranks have ended, and at once one whose ranks have not": (2, [lost, other], both, 0, 2),
         # Nobody has what the ranks on it had sent.
-        LOST + "whose ranks have ended, then the last spare node, then the other": (2, [other, spare, (4.6, KILLED)], None, 1, 3),
+        LOST + "whose ranks have ended, then the last spare node, then the other": (2, [other, spare, (6.5, KILLED)], None, 1, 3),
     }
     for name, (count, events, wanted, code_wanted, losses) in cases.items():
         if not checks.wants(name):

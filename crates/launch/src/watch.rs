@@ -341,9 +341,13 @@ impl Watch {
         }
     }
 
-    /// These ranks had ended, and are executed again.
+    /// These ranks had ended, and are executed again: what grants a grace is known once more when
+    /// they end again.
     pub fn handle_again(&mut self, ranks: &[u32]) {
         self.endings.retain(|rank, _| !ranks.contains(rank));
+        self.grace.take_if(|grace| ranks.contains(&grace.rank));
+        let is_again = |cause: &Cause| cause.rank().is_some_and(|rank| ranks.contains(&rank));
+        self.reports.retain(|report| !(report.cause.grants_grace() && is_again(&report.cause)));
     }
 
     /// Records the end of a rank. `node` is any name for where the rank ran, the same for all ranks

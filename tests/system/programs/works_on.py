@@ -15,7 +15,7 @@ mpi4py.rc.finalize = False
 
 from mpi4py import MPI  # noqa: E402
 
-ROUNDS, WORK_S = 100, 5
+ROUNDS, WORK_S = 100, 8
 
 
 def main() -> None:

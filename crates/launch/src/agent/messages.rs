@@ -117,7 +117,7 @@ impl Agent {
                 let logs = self.supervisor.node_logs();
                 handle_log_news(logs, &message, &mut self.parent);
             }
-            Message::LogsLost { ranks } => self.failover.lost_logs.extend(ranks),
+            Message::LogsLost { ranks } => self.failover_round().handle_lost_logs(&ranks),
             other => self.parent.fail(format!("the agent was sent {other:?}")),
         }
     }
@@ -335,6 +335,10 @@ impl Agent {
                 if is_live {
                     self.failover.replicas.handle_live(rank);
                 }
+                self.parent.send(&message);
+            }
+            Message::Again { ref ranks } => {
+                self.failover.replicas.handle_again(ranks);
                 self.parent.send(&message);
             }
             // The launcher handles every other message.

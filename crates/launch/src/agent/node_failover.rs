@@ -164,8 +164,8 @@ impl FailoverRound<'_> {
             if ranks.is_empty() {
                 return;
             }
-            if spare.is_none() {
-                return self.lose_logs(&lost.name, why, ranks);
+            if spare.is_none() || !self.failover.lost_logs.is_empty() {
+                return self.lose_logs(ranks);
             }
         }
         if !self.failover.lost_logs.is_empty() {
@@ -196,13 +196,36 @@ impl FailoverRound<'_> {
             || child.has_spawned && self.parent.senders_keep_logs()
     }
 
-    /// Handles the loss of a node on which all ranks had ended, where none can execute them again:
-    /// the job goes on, unless others need what they have sent, now or after another loss.
-    fn lose_logs(&mut self, lost: &str, why: &str, ranks: Vec<u32>) {
-        if !self.failover.transfers.is_empty() || self.failover.replicas.is_any_replaying() {
-            return self.parent.fail(lost_logs_text(lost, why, &ranks));
-        }
+    /// The message logs of ranks that had ended are lost with their node, and none can execute the
+    /// ranks again: the job goes on, unless others need what they have sent, now or after another
+    /// loss.
+    fn lose_logs(&mut self, ranks: Vec<u32>) {
+        // The launcher sends it to all agents that move ranks, this one as well.
         self.parent.send(&Message::LogsLost { ranks });
+    }
+
+    /// Message logs of ranks that had ended are lost, in this cluster or in another one.
+    pub fn handle_lost_logs(&mut self, ranks: &[u32]) {
+        self.failover.lost_logs.extend(ranks);
+        if !self.failover.transfers.is_empty() || self.failover.replicas.is_any_replaying() {
+            let ranks = comma_separated(ranks);
+            self.parent.fail(format!(
+                "ranks that begin again on another node may need what ranks had sent that have \
+                 ended on a lost node: {ranks}"
+            ));
+        }
+    }
+
+    /// Ranks of a lost node cannot be moved: the job ends, unless all of them had ended.
+    fn cannot_move(&mut self, ranks: Vec<u32>, text: String) {
+        let has_living = ranks.iter().any(|rank| self.failover.replicas.is_living(*rank));
+        match has_living {
+            true => self.parent.fail(text),
+            false => {
+                self.parent.note(text);
+                self.lose_logs(ranks);
+            }
+        }
     }
 
     /// Whether the launcher has received this request of a rank below already, from the rank's lost
@@ -228,7 +251,8 @@ impl FailoverRound<'_> {
     fn redirect_transfer(&mut self, place: usize, lost: &Node, why: &str) {
         let ranks = self.failover.transfers[place].ranks.clone();
         let Some(to) = self.choose_spare(ranks.len() as u32) else {
-            return self.parent.fail(no_spare_left(&lost.name, why));
+            self.failover.transfers.remove(place);
+            return self.cannot_move(ranks, no_spare_left(&lost.name, why));
         };
         self.failover.transfers[place].redirect(to);
         let text = node_lost_text(&lost.name, why, &ranks, &self.children.all[to].node.name);
@@ -242,19 +266,21 @@ impl FailoverRound<'_> {
         if let Some(rank) =
             ranks.iter().find(|&&rank| self.failover.replicas.has_asked_too_much(rank))
         {
-            return self.parent.fail(format!(
+            let text = format!(
                 "rank {rank} cannot be moved to another node: it has exchanged more than {} MiB \
                  with its process manager, and no more is kept",
                 EXCHANGED_BYTES_MAX >> 20
-            ));
+            );
+            return self.cannot_move(ranks, text);
         }
         if self.failover.replicas.exchanged_bytes(&ranks) > ADOPTED_BYTES_MAX {
-            return self.parent.fail(format!(
+            let text = format!(
                 "ranks of node {} cannot be moved to another node: together they have exchanged \
                  more than {} MiB with their process manager",
                 lost.name,
                 ADOPTED_BYTES_MAX >> 20
-            ));
+            );
+            return self.cannot_move(ranks, text);
         }
         let with_ended = self.parent.senders_keep_logs();
         let again = self.failover.replicas.ended(&ranks);

@@ -183,11 +183,22 @@ impl ReplicatedRankStates {
 
     /// Returns the given ranks without those that have ended.
     pub fn living(&self, ranks: std::ops::Range<u32>) -> Vec<u32> {
-        ranks.filter(|rank| !self.has_ended(*rank)).collect()
+        ranks.filter(|rank| self.is_living(*rank)).collect()
     }
 
     fn has_ended(&self, rank: u32) -> bool {
         self.ranks.get(&rank).is_some_and(|replica| replica.has_ended)
+    }
+
+    pub fn is_living(&self, rank: u32) -> bool {
+        !self.has_ended(rank)
+    }
+
+    /// These ranks had ended, and are executed again where they are.
+    pub fn handle_again(&mut self, ranks: &[u32]) {
+        for rank in ranks {
+            self.entry(*rank).has_ended = false;
+        }
     }
 
     /// The ranks among these that have ended.
@@ -372,6 +383,8 @@ mod tests {
         assert!(replicas.is_any_replaying());
         replicas.handle_end(5);
         assert!(!replicas.is_any_replaying() && replicas.living(4..6) == [4]);
+        replicas.handle_again(&[5]);
+        assert_eq!(replicas.living(4..6), [4, 5]);
     }
 
     #[test]

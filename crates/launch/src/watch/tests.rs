@@ -262,6 +262,16 @@ fn a_rank_that_is_executed_again_has_to_end_again() {
     assert_eq!(watch.verdict(now), Verdict::GoOn);
     watch.handle_exit("b", 0, Exited(0), Finalized, now);
     assert_eq!(watch.verdict(now), Verdict::Finished { code: 0 });
+    // Only the last end counts.
+    for (stage, code) in [(Finalized, 3), (Joined, 0)] {
+        let mut watch = Watch::new(2, true);
+        watch.handle_exit("a", 0, Exited(code), stage, now);
+        watch.handle_again(&[0]);
+        assert_eq!(watch.verdict(now + 2 * EXIT_GRACE), Verdict::GoOn);
+        watch.handle_exit("a", 1, Exited(0), Finalized, now);
+        watch.handle_exit("b", 0, Exited(0), Finalized, now);
+        assert_eq!(watch.verdict(now), Verdict::Finished { code: 0 });
+    }
 }
 
 #[test]

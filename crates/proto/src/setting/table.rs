@@ -307,7 +307,7 @@ pub const RECOVER_LOG: Setting = Setting {
                among them, and with spare nodes only if clocks are recorded. `relay`: the relay of \
                the receiver, through which all messages go. `auto`: `sender` for at most 512 \
                ranks without a limit of address space or of files (`ulimit -v`, `ulimit -f`) \
-               where the launcher runs, else `relay`.",
+               where the launcher runs, with spare nodes if clocks are recorded, else `relay`.",
 };
 pub const RECOVER_UNIT: Setting = Setting {
     name: "recover_unit",
