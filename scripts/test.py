@@ -294,7 +294,8 @@ class Driver:
     what: str
     sample: tuple[str, ...] = ()
     whole: tuple[str, ...] = ()
-    sample_s: float = 400
+    # Alone most take half of 400 s; beside others on a slow machine more than all of it.
+    sample_s: float = 900
     whole_s: float = 1800
     again: bool = True  # False: a schedule is random, so a failure of the first run is a finding
     is_alone: bool = False
