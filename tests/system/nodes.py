@@ -517,19 +517,19 @@ def signal_agent(what: str, host: str = "north-1") -> None:
             os.kill(pid, {KILLED: signal.SIGKILL, STOPPED: signal.SIGSTOP, WOKEN: signal.SIGCONT}[what])
 
 
-def lab_job(options, program, events, words=None, first="turn 0:", within=(), lab_file=LAB):
+def lab_job(options, program, events, words=None, first="turn 0:", within=(), lab_file=LAB, limit_s=LIMIT_S):
     """Runs a job in a lab. Events: seconds after the first line of output, and a rank to kill, a
     change of the link, or a function to call.
 
     With options for the launcher the ranks are where the lab places them, else on the gateways.
     `within`: a command prefix that runs the launcher."""
     lab = f"recovery-{os.getpid()}"
-    running = [*common.landbridge_run(options, RANKS, "--recover", "--timeout", "60", *(words or [])), *program]
+    running = [*common.landbridge_run(options, RANKS, "--recover", "--timeout", f"{limit_s:.0f}", *(words or [])), *program]
     placed = [sys.executable, str(common.PROGRAMS / "on_gateways.py")] if words is None else []
     command = [*network.lab_run(options, lab, lab_file), *placed, *within, *running]
     started = network.Job(command, {})
     try:
-        is_met = started.wait_for(first, LIMIT_S)
+        is_met = started.wait_for(first, limit_s)
         started.started = time.monotonic()
         for at, what in events if is_met else []:
             if not started.sleep_until(started.started + at):
@@ -550,12 +550,12 @@ def lab_job(options, program, events, words=None, first="turn 0:", within=(), la
             else:
                 link = [str(options.bin / "landbridge"), "lab", "link", lab, "north-south", what]
                 network.change(link, 0).check_returncode()
-        seconds = started.wait(LIMIT_S)
+        seconds = started.wait(limit_s)
     finally:
         started.end()
     output = started.output.decode(errors="replace")
     lines = [line for line in output.splitlines() if line.startswith("rank ") and "restarted" not in line]
-    return started.process.returncode if seconds is not None else f"none within {LIMIT_S:.0f} s", lines, output
+    return started.process.returncode if seconds is not None else f"none within {limit_s:.0f} s", lines, output
 
 
 if __name__ == "__main__":

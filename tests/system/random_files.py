@@ -22,7 +22,7 @@ from support import paths, process
 RANKS = recovery.RANKS
 PROGRAM = common.PROGRAMS / "random_files.py"
 # One job: some ten seconds, in which ranks are killed one after the other.
-PLANS, KILLS, MEAN_S, LIMIT_S = 1000, 12, 0.7, 240.0
+PLANS, KILLS, MEAN_S, LIMIT_S = 1000, 12, 0.7, 480.0
 # A refusal must be rare: of so many jobs with the same programs, one must not be refused.
 ATTEMPTS = 3
 

@@ -37,6 +37,8 @@ CONTENT, BESIDE = 64 << 20, 24 << 20
 READ = 1 << 20
 # Seconds: a file that is older than this before a job begins does not count as changed since.
 OLD_S = 2.5
+# With an image each second and a lost node a job takes a minute on a busy machine.
+LIMIT_S = 180.0
 
 
 def main() -> int:
@@ -102,7 +104,7 @@ def lose_node(checks, options, reader, name: str, logs: list[str]) -> None:
         words = [*nodes.SPARE, *logs, *checkpoint.checkpoint_options(options), "--set", f"checkpoint_dir={folder}"]
         # The time of the kills is relative to that line.
         begun = f"now 1 {ROUNDS * 2 // 3} "
-        most = watch(lambda: nodes.lab_job(options, reader, [(0.5, nodes.KILLED), (4.0, 1)], words, begun))
+        most = watch(lambda: nodes.lab_job(options, reader, [(0.5, nodes.KILLED), (4.0, 1)], words, begun, limit_s=LIMIT_S))
     code, _, output = most.outcome
     moves = output.count("ranks 0, 1 are restarted on north-2")
     found = len(re.findall(r"rank [01] is restored from checkpoint \d+ on north-2", output))

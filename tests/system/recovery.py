@@ -24,7 +24,7 @@ from support import control_group, process
 
 RANKS = 4
 # Largest number of seconds of a job with kills.
-LIMIT_S = 60.0
+LIMIT_S = 120.0
 # A rank needs about this many seconds to reach its first message: earlier kills are kills at the
 # start.
 START_S = 1.2
@@ -35,7 +35,7 @@ TWO_CLUSTERS = ["--clusters", "2"]
 RELAY = ["--set", "recover_log=relay"]
 # With messages of this size, and this many turns before rank 2 is killed, the replay takes a second
 # or two, and several times as long on a busy machine.
-LONG_HISTORY, LONG_AGO, LONG_LIMIT_S = ["--rounds", "500", "--numbers", "50000"], "rank 2 turn 300:", 4 * LIMIT_S
+LONG_HISTORY, LONG_AGO, LONG_LIMIT_S = ["--rounds", "500", "--numbers", "50000"], "rank 2 turn 300:", 2 * LIMIT_S
 
 
 def main() -> int:
