@@ -50,8 +50,8 @@ impl LogFiles {
         self.is_corrupt.set(self.is_corrupt.get() || region.is_corrupt.get());
     }
 
-    /// Whether the disk has given back something else than was written: then a rank lacks what the
-    /// others have sent to it. True once.
+    /// Whether the disk has given back something else than was written: messages that a rank may
+    /// need cannot be read. True once.
     pub fn take_corrupt(&self) -> bool {
         self.is_corrupt.take()
     }

@@ -251,7 +251,7 @@ fn cannot_empty(error: &anyhow::Error) -> String {
     format!("the logs of this node cannot be emptied: {error:#}")
 }
 
-/// Says which of the ranks had ended.
+/// Tells the launcher which of the ranks had ended: the job waits for them again.
 fn note_again(supervisor: &mut RankSupervisor, all: &[usize], parent: &mut ParentAgent) {
     let mut ranks = Vec::new();
     for index in all {
