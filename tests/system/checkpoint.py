@@ -163,7 +163,7 @@ def little_memory(checks, options, ring, moment) -> None:
         ),
         # More than memory holds between two images: an image begins within a log that is on disk.
         "logs on disk": (
-            "1000",
+            "1800",
             [(recovery.after_output("checkpoint 2 of rank 1: "), 1), (recovery.after_output("checkpoint 3 of rank 2: "), 2)],
             [*checkpoint_options(options, "3s"), "--set", "recover_memory=8MiB", "--set", "recover_dir=/var/tmp"],
         ),
@@ -751,9 +751,23 @@ def without_criu(checks, options, ring) -> None:
 
 
 def job(options, program, kills, *words, **more_of_it):
-    """Runs `recovery.job` with a checkpoint of each rank every second."""
+    """Runs `recovery.job` with a checkpoint of each rank every second. A kill whose moment is a
+    number of seconds waits for an image of its rank, which may take longer on a busy machine."""
+    kills = [(moment if callable(moment) else once_imaged(moment, rank), rank) for moment, rank in kills]
     code, lines, output = recovery.job(options, program, kills, *checkpoint_options(options), *words, **more_of_it)
     return code, [line for line in lines if not line.startswith("landbridge")], output
+
+
+def once_imaged(seconds: float, rank: int):
+    """A moment at least so many seconds after its first question, at which the rank has an image."""
+    asked = []
+    image = re.compile(rf"^landbridge: checkpoint \d+ of rank {rank}: ", re.M)
+
+    def is_now(output: str) -> bool:
+        asked.append(time.monotonic())
+        return asked[-1] - asked[0] >= seconds and bool(image.search(output))
+
+    return is_now
 
 
 def kills_within_restores(output: str) -> int:

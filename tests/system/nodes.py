@@ -116,6 +116,7 @@ def main() -> int:
     silent_ranks(checks, options)
     ended_ranks(checks, options)
     written_again(checks, options)
+    not_written_again(checks, options)
     return checks.end()
 
 
@@ -378,6 +379,40 @@ def written_again(checks, options) -> None:
         count = len((Path(folder) / "result").read_text().splitlines())
     is_right = code == 0 and sorted(lines) == ["rank 0: ends", "rank 1: ends"] and count == 20
     checks.check(name, is_right and output.count(" is lost (") == 1, f"exit code {code}, {count} lines written", output)
+
+
+def not_written_again(checks, options) -> None:
+    """A node whose ranks have written a file and ended is lost while the last other rank ends: the
+    launcher may end the job any time then, so no rank begins to write again before it has said
+    that it waits for it."""
+    name = LOST + "whose ranks have ended, as the last other rank ends"
+    if not checks.wants(name):
+        return
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as scratch:
+
+        begun = []
+
+        def end_and_lose() -> None:
+            launchers = ours("run")
+            for pid in launchers:
+                os.kill(pid, signal.SIGSTOP)
+            Path(folder, "end").touch()
+            while pids_of(0):
+                time.sleep(0.02)
+            signal_agent(KILLED, "north-2")
+            for _ in range(30):
+                time.sleep(0.05)
+                begun.extend(pids_of(2))
+            for pid in launchers:
+                os.kill(pid, signal.SIGCONT)
+
+        program = [common.python(options), str(common.PROGRAMS / "writes_late.py"), folder, "2"]
+        words = [*WIDE, "--set", "recover_files=off"]
+        code, lines, output = lab_job(options, program, [(0.5, end_and_lose)], words, "rank 2: ends", lab_file=wide_lab(Path(scratch)))
+        count = len((Path(folder) / "result").read_text().splitlines())
+    is_right = code == 0 and not begun and " is lost (" in output and sorted(lines) == ["rank 0: ends", "rank 2: ends"] and count == 20
+    measured = f"exit code {code}, {count} lines written, {'some' if begun else 'none'} began again before"
+    checks.check(name, is_right, measured, output)
 
 
 def lost_once(options, program: Other, run, has_clusters: bool, images, after_s: float, logs):

@@ -34,7 +34,7 @@ use spawn_order::{Application, SpawnOrder, Task};
 
 /// Version of the messages, incremented with every change of a message: launcher and agents must
 /// have the same version.
-pub const VERSION: u32 = 21;
+pub const VERSION: u32 = 22;
 /// Beginning of the first line of an agent; the version follows.
 pub const BANNER: &str = "\nlandbridge-agent ";
 /// Bytes of a frame at most. The largest message holds the keys of a barrier: 100 000 ranks of 160
@@ -285,7 +285,8 @@ pub enum Message {
         #[serde(with = "serde_bytes")]
         contact: Vec<u8>,
     },
-    /// Ranks that had ended are executed again: from their agent to the launcher.
+    /// Ranks that had ended are executed again: from an agent to the launcher, which waits for them
+    /// from then on, and says so with the same message, unless the job is ending.
     Again {
         ranks: Vec<u32>,
     },

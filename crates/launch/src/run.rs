@@ -51,7 +51,7 @@ use forwarded_stdin::ForwardedStdin;
 use status_reporter::{StatusReporter, place};
 
 /// Time that agents have to end all of their processes before the launcher cuts their connections.
-const END_GRACE: Duration = Duration::from_secs(10);
+const END_GRACE: Duration = Duration::from_secs(15);
 /// Time that agents have to end all of their processes after a second Ctrl-C.
 const IMPATIENT_GRACE: Duration = Duration::from_secs(1);
 /// Time that the launcher waits for a relay to become ready; a slower relay ends the job.
@@ -61,8 +61,6 @@ const RELAY_PATIENCE: Duration = Duration::from_secs(30);
 const STARTUP_SETTLE: Duration = Duration::from_secs(1);
 /// Time after the forced end of a job at which the launcher drops output that no one reads.
 const OUTPUT_GRACE: Duration = Duration::from_secs(3);
-/// Time that agents which have confirmed their end, and their ssh processes, have to exit.
-const LEFTOVERS_GRACE: Duration = Duration::from_millis(500);
 /// Text that the user reads once per job, under `--recover`.
 const SPAWNED_NOT_RESTARTED: &str = "ranks spawn processes: these cannot be restarted: if one is \
                                      killed, the job ends (--recover)";
@@ -220,7 +218,7 @@ impl Launcher {
             self.children.flush();
             self.output.flush();
         }
-        self.kill_leftovers();
+        self.children.kill_leftovers();
         // Agents on this machine have removed their files, unless the agents were killed.
         cleanup::remove_mpich_files(&self.process_manager.kvsname, |_| true);
         self.code
@@ -236,24 +234,6 @@ impl Launcher {
             Some(StartupNotice::Notice(text)) => self.output.say(&text),
             Some(StartupNotice::GiveUp(text)) => self.handle_cause(Cause::Failed { text }),
             None => {}
-        }
-    }
-
-    /// Kills the processes that agents on this machine have left behind. Agents have ended by now;
-    /// an agent that was killed has left its processes to the launcher.
-    fn kill_leftovers(&mut self) {
-        self.children.0.iter_mut().for_each(|child| child.process.stream.close_output());
-        let begun = Instant::now();
-        let mut left = sys::descendants(&[]);
-        // The launcher does not wait for a process that survives SIGKILL for that long, because
-        // such a process hangs in the kernel.
-        while !left.is_empty() && begun.elapsed() < 4 * LEFTOVERS_GRACE {
-            if begun.elapsed() > LEFTOVERS_GRACE {
-                left.iter().for_each(|&pid| sys::kill(pid, libc::SIGKILL));
-            }
-            std::thread::sleep(Duration::from_millis(2));
-            while sys::reap_any().is_some() {}
-            left = sys::descendants(&[]);
         }
     }
 
@@ -401,10 +381,9 @@ impl Launcher {
             }
             Message::Moved(moved) => {
                 self.process_manager.groups.handle_moved(&moved);
-                self.watch.handle_again(&moved.again);
                 moved.apply(&mut self.children.0[index].node);
             }
-            Message::Again { ranks } => self.watch.handle_again(&ranks),
+            Message::Again { ranks } => self.handle_again(index, ranks),
             Message::Ping => {}
             Message::LogContact { .. } | Message::LogImages(_) | Message::LogsLost { .. } => {
                 self.children.send_to_all(&message)
@@ -432,6 +411,15 @@ impl Launcher {
                 let text = format!("an agent has sent {other:?}");
                 self.handle_cause(Cause::Failed { text });
             }
+        }
+    }
+
+    /// Ranks that had ended are to be executed again: their agent may begin, unless the job is
+    /// ending.
+    fn handle_again(&mut self, index: usize, ranks: Vec<u32>) {
+        if !matches!(self.phase, JobPhase::Ending(_)) {
+            self.watch.handle_again(&ranks);
+            self.children.send(index, &Message::Again { ranks });
         }
     }
 

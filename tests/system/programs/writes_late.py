@@ -1,9 +1,10 @@
-"""Rank 1 writes a file slowly after MPI_Finalize and ends; rank 0 ends if it runs again.
+"""Rank 1 writes a file slowly after MPI_Finalize and ends; rank 0 ends if it runs again, or as a file says.
 
-Usage: writes_late.py FOLDER
+Usage: writes_late.py FOLDER [WRITER]
 
-Rank 1 writes LINES lines to FOLDER/result. The first process of rank 0 does not end. Each prints
-`rank R: ends`.
+The writer writes LINES lines to FOLDER/result: after MPI_Finalize, or with WRITER that rank before
+MPI_Init. The first process of rank 0 ends once there is a file FOLDER/end. Each
+prints `rank R: ends`.
 """
 
 import os
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import mpi4py
 
-mpi4py.rc.finalize = False
+mpi4py.rc.initialize = mpi4py.rc.finalize = False
 
 from mpi4py import MPI  # noqa: E402
 
@@ -22,21 +23,27 @@ LINES, LOOPS = 20, 4_000_000
 
 
 def main() -> None:
-    world, folder = MPI.COMM_WORLD, Path(sys.argv[1])
-    rank = world.rank
+    folder, early = Path(sys.argv[1]), int((sys.argv[2:] or ["-1"])[0])
+    if int(os.environ["PMI_RANK"]) == early:
+        write(folder)
+    MPI.Init()
+    world, rank = MPI.COMM_WORLD, MPI.COMM_WORLD.rank
     world.sendrecv(rank, (rank + 1) % world.size, source=(rank - 1) % world.size)
     MPI.Finalize()
-    if rank == 1:
-        with open(folder / "result", "w") as result:
-            for number in range(LINES):
-                result.write(f"line {number}\n")
-                result.flush()
-                sum(range(LOOPS))
+    if rank == 1 and early < 0:
+        write(folder)
+    while rank == 0 and int(os.environ.get("LANDBRIDGE_INCARNATION", "0")) == 0 and not (folder / "end").exists():
+        time.sleep(0.02)
+    if rank in (0, early if early >= 0 else 1):
         print(f"rank {rank}: ends", flush=True)
-    elif rank == 0:
-        while int(os.environ.get("LANDBRIDGE_INCARNATION", "0")) == 0:
-            time.sleep(0.02)
-        print(f"rank {rank}: ends", flush=True)
+
+
+def write(folder: Path) -> None:
+    with open(folder / "result", "w") as result:
+        for number in range(LINES):
+            result.write(f"line {number}\n")
+            result.flush()
+            sum(range(LOOPS))
 
 
 main()

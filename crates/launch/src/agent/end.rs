@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 use super::Agent;
 use super::checkpoint_scheduler::CheckpointScheduler;
 use super::course::Phase;
+use super::parent_agent::ParentAgent;
+use crate::checkpoint::CheckpointConfig;
 use crate::cleanup;
 use crate::control::Message;
 use crate::sys;
@@ -17,11 +19,11 @@ use crate::sys;
 const TERM_GRACE: Duration = Duration::from_secs(2);
 /// Time for agents below to end after SIGKILL: they have the same grace period and a network in
 /// between.
-const CHILD_GRACE: Duration = Duration::from_secs(6);
+const CHILD_GRACE: Duration = Duration::from_secs(12);
 /// Time for the relay to end after the end of its stdin; then the relay is killed.
 const RELAY_GRACE: Duration = Duration::from_secs(1);
-/// An object store that has not deleted images within this time keeps them.
-const REMOVAL_MAX: Duration = Duration::from_secs(3);
+/// A file system or an object store that has not deleted images within this time keeps them.
+const REMOVAL_MAX: Duration = Duration::from_secs(9);
 
 impl Agent {
     pub(super) fn begin_end(&mut self, at_once: bool) {
@@ -112,6 +114,9 @@ impl Agent {
         while Instant::now() < deadline && !removals.iter().all(JoinHandle::is_finished) {
             std::thread::sleep(Duration::from_millis(5));
         }
+        if !removals.iter().all(JoinHandle::is_finished) {
+            note_kept_images(&mut self.parent);
+        }
         // Agents of lost nodes have left their lease files.
         let is_over = !self.course.is_orphaned;
         self.images.lease.take().into_iter().for_each(|lease| lease.end(is_over));
@@ -122,4 +127,20 @@ impl Agent {
         self.course.done = true;
         self.parent.send(&Message::Done);
     }
+}
+
+/// Images have not been deleted in time.
+fn note_kept_images(parent: &mut ParentAgent) {
+    let Some(own) = parent.assignment.as_ref() else { return };
+    let config = CheckpointConfig::find(&own.job.environment);
+    let store = config.as_ref().and_then(|config| config.object_store_url.clone());
+    let folder = config.map(|config| config.folder.display().to_string());
+    parent.note(format!(
+        "checkpoints of node {} may be left in {}, folder {}: they were not deleted within \
+         {} s",
+        own.node.name,
+        store.or(folder).unwrap_or_default(),
+        own.job.id,
+        REMOVAL_MAX.as_secs()
+    ));
 }

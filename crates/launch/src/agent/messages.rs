@@ -118,6 +118,7 @@ impl Agent {
                 handle_log_news(logs, &message, &mut self.parent);
             }
             Message::LogsLost { ranks } => self.failover_round().handle_lost_logs(&ranks),
+            Message::Again { ranks } => self.failover_round().handle_permission(&ranks),
             other => self.parent.fail(format!("the agent was sent {other:?}")),
         }
     }

@@ -31,7 +31,7 @@ use super::rank_supervisor::RankSupervisor;
 use super::relay::RelayService;
 use super::replicated_rank_state::ReplicatedRankStates;
 use super::restore::{ImageSource, RestartCause};
-use super::state_transfer::{StateTransfer, TransferOutcome};
+use super::state_transfer::{RestartPermission, StateTransfer, TransferOutcome};
 use crate::agent_state::{AgentEvent, AgentState};
 use crate::control::rank_state::{Adoption, Moved, RecordingUpdate, Spares};
 use crate::control::{Assignment, Message, Node};
@@ -74,6 +74,29 @@ fn lost_logs_text(lost: &str, why: &str, ranks: &[u32]) -> String {
 
 fn no_spare_left(lost: &str, why: &str) -> String {
     format!("node {lost} is lost ({why}), and there is no spare node left")
+}
+
+/// Why the ranks of a lost node cannot be moved, if they have exchanged more with their process
+/// manager than is kept or than fits a message.
+fn exchanged_too_much(
+    replicas: &ReplicatedRankStates,
+    ranks: &[u32],
+    lost: &str,
+) -> Option<String> {
+    if let Some(rank) = ranks.iter().find(|&&rank| replicas.has_asked_too_much(rank)) {
+        return Some(format!(
+            "rank {rank} cannot be moved to another node: it has exchanged more than {} MiB with \
+             its process manager, and no more is kept",
+            EXCHANGED_BYTES_MAX >> 20
+        ));
+    }
+    (replicas.exchanged_bytes(ranks) > ADOPTED_BYTES_MAX).then(|| {
+        format!(
+            "ranks of node {lost} cannot be moved to another node: together they have exchanged \
+             more than {} MiB with their process manager",
+            ADOPTED_BYTES_MAX >> 20
+        )
+    })
 }
 
 /// Ranks that move to another node when theirs is lost.
@@ -178,12 +201,23 @@ impl FailoverRound<'_> {
             let name = &self.children.all[to].node.name;
             self.parent.note(node_lost_text(&lost.name, why, &living, name));
         }
-        let ended: Vec<u32> = ranks.iter().copied().filter(|rank| !living.contains(rank)).collect();
+        let ended = self.failover.replicas.ended(&ranks);
         if !ended.is_empty() {
             self.parent.note(ended_ranks_text(&ended));
         }
-        let transfer = StateTransfer::new(lost, (index, to), ranks, effects_end, !keeps_logs);
+        let transfer =
+            StateTransfer::new(lost, (index, to), (ranks, ended), effects_end, !keeps_logs);
         self.failover.transfers.push(transfer);
+    }
+
+    /// The launcher waits for these ranks, which had ended, to end again.
+    pub fn handle_permission(&mut self, ranks: &[u32]) {
+        for transfer in &mut self.failover.transfers {
+            if transfer.again == ranks {
+                transfer.permission = RestartPermission::Given;
+                self.failover.replicas.handle_again(ranks);
+            }
+        }
     }
 
     /// Whether processes that ranks have spawned are lost with a node, or their message logs.
@@ -216,10 +250,12 @@ impl FailoverRound<'_> {
         }
     }
 
-    /// Ranks of a lost node cannot be moved: the job ends, unless all of them had ended.
-    fn cannot_move(&mut self, ranks: Vec<u32>, text: String) {
-        let has_living = ranks.iter().any(|rank| self.failover.replicas.is_living(*rank));
-        match has_living {
+    /// Ranks of a lost node cannot be moved: the job ends, unless all of them had ended and the
+    /// launcher does not wait for them.
+    fn cannot_move(&mut self, place: usize, text: String) {
+        let StateTransfer { ranks, permission, .. } = self.failover.transfers.remove(place);
+        let is_living = |rank: &u32| self.failover.replicas.is_living(*rank);
+        match permission == RestartPermission::Asked || ranks.iter().any(is_living) {
             true => self.parent.fail(text),
             false => {
                 self.parent.note(text);
@@ -251,43 +287,42 @@ impl FailoverRound<'_> {
     fn redirect_transfer(&mut self, place: usize, lost: &Node, why: &str) {
         let ranks = self.failover.transfers[place].ranks.clone();
         let Some(to) = self.choose_spare(ranks.len() as u32) else {
-            self.failover.transfers.remove(place);
-            return self.cannot_move(ranks, no_spare_left(&lost.name, why));
+            return self.cannot_move(place, no_spare_left(&lost.name, why));
         };
         self.failover.transfers[place].redirect(to);
         let text = node_lost_text(&lost.name, why, &ranks, &self.children.all[to].node.name);
         self.parent.note(text);
     }
 
+    /// Handles a transfer, the first one, whose records the new node has. Returns false if the
+    /// launcher has not permitted yet that ended ranks are executed again.
+    fn complete_transfer(&mut self) -> bool {
+        let Some(transfer) = self.failover.transfers.first_mut() else { return false };
+        let (replicas, permission) = (&self.failover.replicas, transfer.permission);
+        if let Some(why) = exchanged_too_much(replicas, &transfer.ranks, &transfer.lost.name) {
+            self.cannot_move(0, why);
+            return true;
+        }
+        if permission == RestartPermission::Unasked {
+            transfer.permission = RestartPermission::Asked;
+            self.parent.send(&Message::Again { ranks: transfer.again.clone() });
+        }
+        if permission == RestartPermission::Given {
+            let transfer = self.failover.transfers.remove(0);
+            self.move_ranks(transfer);
+        }
+        permission == RestartPermission::Given
+    }
+
     /// Starts the ranks on their new node, which has received their records.
-    pub fn move_ranks(&mut self, transfer: StateTransfer) {
+    fn move_ranks(&mut self, transfer: StateTransfer) {
         let StateTransfer { lost, from: index, to, ranks, .. } = transfer;
         let released = self.processes.groups.get(&0).map_or(0, |group| group.server.released());
-        if let Some(rank) =
-            ranks.iter().find(|&&rank| self.failover.replicas.has_asked_too_much(rank))
-        {
-            let text = format!(
-                "rank {rank} cannot be moved to another node: it has exchanged more than {} MiB \
-                 with its process manager, and no more is kept",
-                EXCHANGED_BYTES_MAX >> 20
-            );
-            return self.cannot_move(ranks, text);
-        }
-        if self.failover.replicas.exchanged_bytes(&ranks) > ADOPTED_BYTES_MAX {
-            let text = format!(
-                "ranks of node {} cannot be moved to another node: together they have exchanged \
-                 more than {} MiB with their process manager",
-                lost.name,
-                ADOPTED_BYTES_MAX >> 20
-            );
-            return self.cannot_move(ranks, text);
-        }
         let with_ended = self.parent.senders_keep_logs();
-        let again = self.failover.replicas.ended(&ranks);
         let transferred =
             self.failover.replicas.transfer(ranks, released, with_ended, Instant::now());
         let name = self.children.all[to].node.name.clone();
-        let moved = Moved { cluster: lost.cluster, from: lost.name, to: name, again };
+        let moved = Moved { cluster: lost.cluster, from: lost.name, to: name };
         let first = self.children.all[index].node.first_rank;
         let count = std::mem::take(&mut self.children.all[index].node.rank_count);
         let node = &mut self.children.all[to].node;
@@ -368,11 +403,7 @@ impl FailoverRound<'_> {
         match transfer.advance(replicas, relay, stream)? {
             TransferOutcome::Waiting => Ok(false),
             TransferOutcome::Advanced => Ok(true),
-            TransferOutcome::Complete => {
-                let transfer = transfers.remove(0);
-                self.move_ranks(transfer);
-                Ok(true)
-            }
+            TransferOutcome::Complete => Ok(self.complete_transfer()),
         }
     }
 }

@@ -11,7 +11,9 @@
 //! Out: [`RecordingUpdate`] messages.
 //!
 //! A node whose connection has ended may be alive: the transfer begins when no rank of the node can
-//! still perform an effect on a file that this agent has allowed.
+//! still perform an effect on a file that this agent has allowed. Ranks that had ended count as
+//! ended until the launcher has heard that they are executed again: none of them starts before
+//! ([`RestartPermission`]), because the job may end until then.
 //!
 //! What may never happen: an incarnation replays less than what a visible effect follows from, or a
 //! part of an entry; more than one piece beyond [`BACKLOG_BYTES_MAX`] waits here for the other
@@ -54,6 +56,19 @@ pub struct StateTransfer {
     /// The relay has a copy of the records; else it has none, and fences nothing: nothing leaves
     /// the lost node that this agent has not answered for.
     logged_by_relay: bool,
+    /// Ranks of the transfer that had ended, and whether they may start.
+    pub again: Vec<u32>,
+    pub permission: RestartPermission,
+}
+
+/// Whether ranks that had ended may be executed again.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum RestartPermission {
+    Unasked,
+    /// The launcher is asked. An answer does not come if the job is ending.
+    Asked,
+    /// The launcher waits for the ranks to end again.
+    Given,
 }
 
 enum TransferStage {
@@ -80,10 +95,14 @@ impl StateTransfer {
     pub fn new(
         lost: Node,
         (from, to): (usize, usize),
-        ranks: Vec<u32>,
+        (ranks, again): (Vec<u32>, Vec<u32>),
         effects_end: Option<Instant>,
         logged_by_relay: bool,
     ) -> StateTransfer {
+        let permission = match again.is_empty() {
+            true => RestartPermission::Given,
+            false => RestartPermission::Unasked,
+        };
         StateTransfer {
             lost,
             from,
@@ -93,6 +112,8 @@ impl StateTransfer {
             stage: TransferStage::Fence,
             effects_end,
             logged_by_relay,
+            again,
+            permission,
         }
     }
 
@@ -282,8 +303,9 @@ mod tests {
     #[test]
     fn a_transfer_begins_when_the_lost_node_performs_no_more_effects() {
         let (now, second) = (Instant::now(), Duration::from_secs(1));
-        let begins_at =
-            |end| StateTransfer::new(Node::default(), (0, 1), vec![0], end, true).begins_at();
+        let begins_at = |end| {
+            StateTransfer::new(Node::default(), (0, 1), (vec![0], vec![]), end, true).begins_at()
+        };
         assert_eq!(begins_at(None), None);
         assert_eq!(begins_at(Some(now - second)), None);
         assert_eq!(begins_at(Some(now + 60 * second)), Some(now + 60 * second));

@@ -164,8 +164,6 @@ pub struct Moved {
     pub cluster: u32,
     pub from: String,
     pub to: String,
-    /// Ranks among them that had ended, and are executed again.
-    pub again: Vec<u32>,
 }
 
 /// The nodes of a cluster that may still take over the ranks of another node.

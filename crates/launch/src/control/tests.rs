@@ -124,12 +124,7 @@ fn every_message() -> Vec<Message> {
         Message::Spares(Spares { names: vec!["n3".into(), String::new()] }),
         Message::MakeDurable { rank: 4, serial: 7 },
         Message::Durable { rank: 4, serial: 7 },
-        Message::Moved(Box::new(Moved {
-            cluster: 1,
-            from: "b".into(),
-            to: "c".into(),
-            again: vec![7],
-        })),
+        Message::Moved(Box::new(Moved { cluster: 1, from: "b".into(), to: "c".into() })),
         Message::Output { rank: 0, stream: Stream::Stderr, bytes: vec![1], own: 1 },
         Message::StdinTaken { bytes: 7 },
         Message::Exited { group: 0, rank: 2, ending: Ending::Killed(11), stage: Stage::Joined },
@@ -316,7 +311,7 @@ fn adoption() -> Adoption {
 fn ranks_that_have_moved_are_found_where_they_are() {
     let spare = Node { rank_count: 0, is_spare: true, ..node("c", 6, vec![]) };
     let mut top = node("a", 0, vec![node("b", 4, vec![]), spare]);
-    Moved { cluster: 0, from: "b".into(), to: "c".into(), again: vec![7] }.apply(&mut top);
+    Moved { cluster: 0, from: "b".into(), to: "c".into() }.apply(&mut top);
     let held: Vec<_> = top.hosts().iter().map(|node| (node.first_rank, node.rank_count)).collect();
     assert_eq!(held, [(0, 2), (4, 0), (4, 2)]);
     assert!(top.children[1].holds(5) && !top.children[0].holds(5));

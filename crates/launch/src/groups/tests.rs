@@ -158,7 +158,7 @@ fn a_group_of_which_a_part_fails_is_forgotten() {
 #[test]
 fn what_is_spawned_follows_ranks_to_another_node() {
     let mut groups = groups();
-    let moved = |cluster| Moved { cluster, from: "n1".into(), to: "n3".into(), again: vec![] };
+    let moved = |cluster| Moved { cluster, from: "n1".into(), to: "n3".into() };
     groups.handle_moved(&moved(0));
     let order = groups.order(SPAWNER, &request(&[command(5, &[])])).unwrap();
     let nodes: Vec<_> = order.blocks.iter().map(|b| (b.cluster, b.node.as_str())).collect();

@@ -2,12 +2,17 @@
 //!
 //! What enters: messages for one agent, for some or for all of them. What leaves: their bytes.
 
+use std::time::{Duration, Instant};
+
 use rustix::event::{PollFd, PollFlags};
 
 use crate::agent_state::{AgentEvent, AgentState};
 use crate::control::{Assignment, FrameTransfer, Job, Message, Node};
 use crate::spawn::{self, AgentProcess};
 use crate::sys;
+
+/// Time that agents which have confirmed their end, and their ssh processes, have to exit.
+const LEFTOVERS_GRACE: Duration = Duration::from_millis(500);
 
 /// The agent of a cluster, which starts the agents of the cluster's other hosts.
 pub(super) struct ClusterAgent {
@@ -100,6 +105,24 @@ impl ClusterAgents {
     pub fn end_unanswered(&self) {
         for child in self.0.iter().filter(|child| !child.process.stream.has_answered()) {
             sys::kill(child.process.pid, libc::SIGTERM);
+        }
+    }
+
+    /// Kills the processes that agents on this machine have left behind. Agents have ended by now;
+    /// an agent that was killed has left its processes to the launcher.
+    pub fn kill_leftovers(&mut self) {
+        self.0.iter_mut().for_each(|child| child.process.stream.close_output());
+        let begun = Instant::now();
+        let mut left = sys::descendants(&[]);
+        // The launcher does not wait for a process that survives SIGKILL for that long, because
+        // such a process hangs in the kernel.
+        while !left.is_empty() && begun.elapsed() < 4 * LEFTOVERS_GRACE {
+            if begun.elapsed() > LEFTOVERS_GRACE {
+                left.iter().for_each(|&pid| sys::kill(pid, libc::SIGKILL));
+            }
+            std::thread::sleep(Duration::from_millis(2));
+            while sys::reap_any().is_some() {}
+            left = sys::descendants(&[]);
         }
     }
 }

@@ -41,6 +41,8 @@ pub struct KeptImages {
     pub(super) stopped_upload: Option<UploadThread>,
     /// Images and folders that threads are deleting.
     pub(super) removals: BackgroundRemovals,
+    /// Threads that are deleting images in the object store.
+    store_removals: Vec<JoinHandle<()>>,
     /// The store that has copies of the images, if there is one.
     object_store: Option<ObjectStore>,
     /// The log of the rank before this number of determinants is trimmed.
@@ -210,7 +212,8 @@ impl KeptImages {
         let here = images.clone();
         let bytes = images.iter().map(CheckpointImage::bytes).sum();
         self.removals.add(bytes, move || here.iter().for_each(CheckpointImage::remove));
-        self.remove_from_store(images, None);
+        self.store_removals.retain(|removal| !removal.is_finished());
+        self.store_removals.extend(self.remove_from_store(images, None));
     }
 
     /// Deletes all images, in the object store as well, and the folder `folder` of the rank in the
@@ -222,7 +225,8 @@ impl KeptImages {
         let folders: BTreeSet<PathBuf> = folders.chain([folder]).collect();
         let removals = std::mem::take(&mut self.removals);
         let sending = self.stopped_upload.take();
-        let removal = self.remove_from_store(images, sending);
+        let mut store_removals = std::mem::take(&mut self.store_removals);
+        store_removals.extend(self.remove_from_store(images, sending));
         let remove = move || {
             let all = || folders.iter().for_each(|folder| drop(std::fs::remove_dir_all(folder)));
             all();
@@ -231,7 +235,7 @@ impl KeptImages {
             }
             // Removes the folder of the job if this folder was the last one in it.
             let _ = std::fs::remove_dir(job);
-            removal.map(JoinHandle::join);
+            store_removals.into_iter().for_each(|removal| drop(removal.join()));
         };
         disk_tasks::start("remove", remove).ok()
     }
