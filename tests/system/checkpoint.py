@@ -575,6 +575,7 @@ def spare_node(checks, options, ring) -> None:
         is_same = sorted(lines) == undisturbed and len(undisturbed) > RANKS
         is_right = (found, said) == ((0, 1) if name in (alone, unable) else (2, 0))
         is_right &= output.count("spare node north-2 cannot use checkpoints") == (name == unable)
+        is_right &= name != stored or "store: 0 objects left" in output
         measured = f"exit code {code}, {'the same' if is_same else 'other'} output, {moves} moves, {found} from images, {repeated} polls again, said {said} times, {len(left)} files left"
         checks.check(name, code == 0 and is_same and moves == 1 and is_right, measured, output)
 

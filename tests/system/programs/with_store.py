@@ -1,4 +1,7 @@
-"""Runs a command and an object store for the hosts of its network: MOTO BUCKET COMMAND..."""
+"""Runs a command and an object store for the hosts of its network: MOTO BUCKET COMMAND...
+
+Prints how many objects the command has left.
+"""
 
 import os
 import socket
@@ -19,7 +22,10 @@ def main() -> None:
     try:
         make(f"{url}/{bucket}")
         os.environ |= {"AWS_ENDPOINT_URL": url, "AWS_ACCESS_KEY_ID": "us", "AWS_SECRET_ACCESS_KEY": "hush"}
-        sys.exit(os.spawnvp(os.P_WAIT, command[0], command))
+        code = os.spawnvp(os.P_WAIT, command[0], command)
+        with urllib.request.urlopen(f"{url}/{bucket}?list-type=2", timeout=10) as answer:
+            print(f"store: {answer.read().count(b'<Key>')} objects left", flush=True)
+        sys.exit(code)
     finally:
         store.terminate()
         store.wait()

@@ -359,7 +359,7 @@ impl CheckpointScheduler {
         self.end_incarnation();
         // An image that the first call has sealed may be on its way to the object store.
         self.end_incarnation();
-        self.images.remove_all(self.folder.clone(), self.config.job_folder_path())
+        self.images.remove_all(self.folder.clone(), &self.config)
     }
 
     /// Starts to put the newest image into the object store, if there is one.

@@ -12,8 +12,8 @@
 //! In: the ended incarnation of the rank with its images, ends of processes, the time. Out: a
 //! process that is restored from the newest usable image, or the report that no image is usable. A
 //! torn image is deleted. If CRIU cannot restore a whole image (no memory at the moment, process id
-//! taken), the restore tries that image once more and then the next older image; the whole image
-//! stays on the disk for a later restore.
+//! taken), the restore tries that image once more and then the next older image, the oldest one for
+//! some seconds; the whole image stays on the disk for a later restore.
 //!
 //! What may never happen: two attempts run as the same incarnation of the rank, because a process
 //! that the first attempt has left may still write to the rank's record; a process of a failed
@@ -38,8 +38,12 @@ use crate::control::rank_state::CheckpointLocation;
 use crate::ending::Ending;
 use crate::sys;
 
-/// Attempts to restore from one image.
+/// Attempts to restore from one image, and from the last one that is left: a process id that
+/// another process has for a moment is free soon.
 const ATTEMPTS_PER_IMAGE: u32 = 2;
+const ATTEMPTS_OF_LAST_IMAGE: u32 = 6;
+/// Pause before the second attempt with an image; it doubles with each attempt.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
 /// The longest time that CRIU may take for one restore.
 const RESTORE_MAX: Duration = Duration::from_secs(60);
 /// The longest time that a whole restore may take: half the time for which a relay waits for a rank
@@ -326,7 +330,9 @@ impl Restore {
         self.remaining.extend(old.scheduler.iter().flat_map(|it| it.images.newest_first()));
         if let (Some(moved), Some(node_logs)) = (&self.moved, &old.shared.node_logs) {
             node_logs.note_moved(moved);
-            if moved.had_images(old.rank) {
+            let locations = moved.locations(old.rank);
+            old.scheduler.iter_mut().for_each(|it| it.images.note_left_behind(locations));
+            if !locations.is_empty() {
                 old.scheduler.iter_mut().for_each(|it| it.images.note_trimmed());
             }
         }
@@ -352,7 +358,12 @@ impl Restore {
             .and_then(|it| it.config().object_store.as_ref())
             .map(ObjectStore::fresh);
         let theirs = image.clone();
+        let pause = match attempt {
+            1 => Duration::ZERO,
+            later => FIRST_PAUSE * (1 << (later - 2)),
+        };
         let thread = in_thread(move || {
+            std::thread::sleep(pause);
             pids.iter().for_each(|&pid| _ = sys::end_session(pid, &unrelated, KILL_WAIT_MAX));
             match unpacked {
                 Some(unpacked) => Ok(unpacked),
@@ -462,7 +473,11 @@ impl Restore {
         old.replay.iter_mut().for_each(|replay| replay.next_incarnation());
         old.recording.iter().for_each(|recording| _ = recording.end_incarnation());
         let name = name(old, image.header.number);
-        if attempt < ATTEMPTS_PER_IMAGE && !is_late {
+        let attempts = match self.remaining.is_empty() {
+            true => ATTEMPTS_OF_LAST_IMAGE,
+            false => ATTEMPTS_PER_IMAGE,
+        };
+        if attempt < attempts && !is_late {
             (context.report)(format!("{name} is tried once more: {error:#}"));
             return self.unpack(old, image, attempt + 1, Some(unpacked), context);
         }

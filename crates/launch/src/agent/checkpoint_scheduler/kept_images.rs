@@ -12,9 +12,11 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::PathBuf;
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use super::UploadThread;
 use super::disk_tasks::{self, BackgroundRemovals};
+use crate::checkpoint::CheckpointConfig;
 use crate::checkpoint::checkpoint_image::{CheckpointImage, ImageHeader};
 use crate::checkpoint::object_store::ObjectStore;
 use crate::control::rank_state::CheckpointLocation;
@@ -22,6 +24,9 @@ use crate::control::rank_state::CheckpointLocation;
 /// Images of a rank that are kept: if the newest image is torn, the rank is restored from the other
 /// one.
 pub const KEPT_IMAGES: usize = 2;
+
+/// Time to find the images of a lost node, to delete them.
+const LOCATE_MAX: Duration = Duration::from_secs(5);
 
 /// The images of one rank; the module head says which of them are kept.
 #[derive(Default)]
@@ -43,6 +48,8 @@ pub struct KeptImages {
     pub(super) removals: BackgroundRemovals,
     /// Threads that are deleting images in the object store.
     store_removals: Vec<JoinHandle<()>>,
+    /// Images of the rank that a lost node has taken, also of no use now.
+    left_behind: Vec<CheckpointLocation>,
     /// The store that has copies of the images, if there is one.
     object_store: Option<ObjectStore>,
     /// The log of the rank before this number of determinants is trimmed.
@@ -159,6 +166,12 @@ impl KeptImages {
         self.is_trimmed = true;
     }
 
+    /// Notes images that a lost node has taken: they are deleted with all others, and until then
+    /// another node may need them.
+    pub fn note_left_behind(&mut self, locations: &[CheckpointLocation]) {
+        self.left_behind.extend_from_slice(locations);
+    }
+
     /// Whether an incarnation that starts with the program can replay to where the rank was.
     pub fn can_replay_from_start(&self) -> bool {
         self.trimmed_to == 0 && !self.is_trimmed
@@ -217,8 +230,13 @@ impl KeptImages {
     }
 
     /// Deletes all images, in the object store as well, and the folder `folder` of the rank in the
-    /// folder `job`. The caller may stop waiting for the returned thread after a while.
-    pub fn remove_all(&mut self, folder: PathBuf, job: PathBuf) -> Option<JoinHandle<()>> {
+    /// folder of the job. The caller may stop waiting for the returned thread after a while.
+    pub fn remove_all(
+        &mut self,
+        folder: PathBuf,
+        config: &CheckpointConfig,
+    ) -> Option<JoinHandle<()>> {
+        let job = config.job_folder_path();
         let images: Vec<CheckpointImage> = std::mem::take(&mut self.images).into();
         // Images that were taken over lie in the folder of the other node.
         let folders = images.iter().filter_map(|image| image.folder.parent().map(PathBuf::from));
@@ -227,6 +245,7 @@ impl KeptImages {
         let sending = self.stopped_upload.take();
         let mut store_removals = std::mem::take(&mut self.store_removals);
         store_removals.extend(self.remove_from_store(images, sending));
+        store_removals.extend(self.remove_left_behind(config));
         let remove = move || {
             let all = || folders.iter().for_each(|folder| drop(std::fs::remove_dir_all(folder)));
             all();
@@ -236,6 +255,17 @@ impl KeptImages {
             // Removes the folder of the job if this folder was the last one in it.
             let _ = std::fs::remove_dir(job);
             store_removals.into_iter().for_each(|removal| drop(removal.join()));
+        };
+        disk_tasks::start("remove", remove).ok()
+    }
+
+    /// Removes the images of a lost node from the object store.
+    fn remove_left_behind(&mut self, config: &CheckpointConfig) -> Option<JoinHandle<()>> {
+        let (locations, config) = (std::mem::take(&mut self.left_behind), config.clone());
+        let object_store = self.object_store.as_ref()?.fresh();
+        let remove = move || {
+            let found = config.locate(&locations, Instant::now() + LOCATE_MAX);
+            found.into_iter().flatten().for_each(|image| object_store.remove(&image));
         };
         disk_tasks::start("remove", remove).ok()
     }
