@@ -117,6 +117,7 @@ def main() -> int:
     ended_ranks(checks, options)
     written_again(checks, options)
     not_written_again(checks, options)
+    ended_otherwise(checks, options)
     return checks.end()
 
 
@@ -379,6 +380,19 @@ def written_again(checks, options) -> None:
         count = len((Path(folder) / "result").read_text().splitlines())
     is_right = code == 0 and sorted(lines) == ["rank 0: ends", "rank 1: ends"] and count == 20
     checks.check(name, is_right and output.count(" is lost (") == 1, f"exit code {code}, {count} lines written", output)
+
+
+def ended_otherwise(checks, options) -> None:
+    """A rank that had ended with an error is executed again when its node is lost, and ends without
+    one: the job does not end as if there had been none."""
+    name = LOST + "and a rank that had ended ends otherwise"
+    if not checks.wants(name):
+        return
+    program = [common.python(options), str(common.PROGRAMS / "ends_otherwise.py")]
+    code, _, output = lab_job(options, program, [(0.5, ("south-1", KILLED))], SPARE, "rank 2: ends")
+    is_named = "rank 2 had ended, is needed again, and does not end as before" in output
+    measured = f"exit code {code}, {'says' if is_named else 'does not say'} why"
+    checks.check(name, code not in (0, None) and is_named and " is lost (" in output, measured, output)
 
 
 def not_written_again(checks, options) -> None:

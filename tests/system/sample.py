@@ -66,6 +66,7 @@ SAMPLES = {
         "a node is lost, and what writes a file there again is waited for",
         "a node is lost, whose ranks have ended, and at once one whose ranks have not",
         "a node is lost, whose ranks have ended, as the last other rank ends",
+        "a node is lost, and a rank that had ended ends otherwise",
         "a node is lost, whose ranks have ended, then the last spare node, then the other",
         "logs of relays, a node is lost, and its ranks are killed on the next one",
         "logs of relays, a node is lost, who takes whatever comes, and the next one",

@@ -203,6 +203,7 @@ impl Launcher {
         while !self.is_over() {
             let stdin_ready = self.wait();
             self.handle_signals();
+            drop_unread_output(&self.phase, self.code, &mut self.output);
             self.handle_children();
             self.drain_servers();
             if stdin_ready {
@@ -419,6 +420,10 @@ impl Launcher {
     fn handle_again(&mut self, index: usize, ranks: Vec<u32>) {
         if !matches!(self.phase, JobPhase::Ending(_)) {
             self.watch.handle_again(&ranks);
+            if self.signals_seen == 0 {
+                // A rank whose end was about to end the job runs again.
+                self.deadlines.settled = None;
+            }
             self.children.send(index, &Message::Again { ranks });
         }
     }
@@ -609,10 +614,7 @@ impl Launcher {
 
     fn judge(&mut self) {
         let now = Instant::now();
-        if let JobPhase::Ending(begun) = self.phase {
-            if begun.elapsed() > OUTPUT_GRACE && self.code != 0 {
-                self.output.discard();
-            }
+        if let JobPhase::Ending(_) = self.phase {
             if self.output.is_unread() && self.code == 0 {
                 self.code = Cause::Unread.code();
             }
@@ -685,4 +687,12 @@ fn server(group: u32, clusters: impl IntoIterator<Item = usize>) -> Server {
     let config =
         ServerConfig { group, kvsname: String::new(), universe: 0, mapping: String::new() };
     Server::new(config, [], clusters, &Delta::new())
+}
+
+/// Drops output that nobody has read for a while after the forced end of the job; what comes now
+/// may still be read.
+fn drop_unread_output(phase: &JobPhase, code: i32, output: &mut OutputPrinter) {
+    if matches!(phase, JobPhase::Ending(begun) if begun.elapsed() > OUTPUT_GRACE) && code != 0 {
+        output.discard();
+    }
 }

@@ -316,6 +316,18 @@ struct ExitGrace {
     is_notified: bool,
 }
 
+impl ExitGrace {
+    /// The grace that begins with a cause at this time, if it grants one.
+    fn of(cause: &Cause, at: Instant) -> Option<ExitGrace> {
+        let (rank, code, is_finalized) = match *cause {
+            Cause::QuitWithoutFinalize { rank, .. } => (rank, 0, false),
+            Cause::FailedAfterFinalize { rank, code } => (rank, code, true),
+            _ => return None,
+        };
+        Some(ExitGrace { rank, code, is_finalized, at, is_notified: false })
+    }
+}
+
 impl Watch {
     pub fn new(size: u32, recovers: bool) -> Watch {
         Watch {
@@ -345,9 +357,13 @@ impl Watch {
     /// they end again.
     pub fn handle_again(&mut self, ranks: &[u32]) {
         self.endings.retain(|rank, _| !ranks.contains(rank));
-        self.grace.take_if(|grace| ranks.contains(&grace.rank));
+        let left = self.grace.take_if(|grace| ranks.contains(&grace.rank));
         let is_again = |cause: &Cause| cause.rank().is_some_and(|rank| ranks.contains(&rank));
         self.reports.retain(|report| !(report.cause.grants_grace() && is_again(&report.cause)));
+        if let Some(left) = left {
+            let mut causes = self.reports.iter().map(|report| &report.cause);
+            self.grace = causes.find_map(|cause| ExitGrace::of(cause, left.at));
+        }
     }
 
     /// Records the end of a rank. `node` is any name for where the rank ran, the same for all ranks
@@ -364,30 +380,20 @@ impl Watch {
         match ending {
             Ending::Killed(signal) => self.handle_cause(node, Cause::Killed { rank, signal }),
             Ending::Exited(0) if stage == Stage::Joined => {
-                self.grace.get_or_insert(ExitGrace {
-                    rank,
-                    code: 0,
-                    is_finalized: false,
-                    at: now,
-                    is_notified: false,
-                });
                 let recovers = self.recovers;
-                self.handle_cause(node, Cause::QuitWithoutFinalize { rank, recovers });
+                self.begin_grace(node, Cause::QuitWithoutFinalize { rank, recovers }, now);
             }
             Ending::Exited(0) => {}
             Ending::Exited(code) if stage == Stage::Finalized => {
-                let is_finalized = true;
-                self.grace.get_or_insert(ExitGrace {
-                    rank,
-                    code,
-                    is_finalized,
-                    at: now,
-                    is_notified: false,
-                });
-                self.handle_cause(node, Cause::FailedAfterFinalize { rank, code });
+                self.begin_grace(node, Cause::FailedAfterFinalize { rank, code }, now);
             }
             Ending::Exited(code) => self.handle_cause(node, Cause::Exited { rank, code }),
         }
+    }
+
+    fn begin_grace(&mut self, node: &str, cause: Cause, now: Instant) {
+        self.grace = self.grace.or_else(|| ExitGrace::of(&cause, now));
+        self.handle_cause(node, cause);
     }
 
     /// Records a cause. `node` names where the cause happened; `node` is empty for a cause of the

@@ -347,19 +347,20 @@ impl CheckpointScheduler {
     }
 
     /// Ends work in progress; all images stay where they are.
-    pub fn leave_images(&mut self) -> Option<JoinHandle<()>> {
+    pub fn leave_images(&mut self) -> Option<JoinHandle<bool>> {
         self.end_incarnation();
         self.end_incarnation();
         None
     }
 
     /// Deletes all images, in the object store as well, because the rank will not be restored any
-    /// more. The caller may stop waiting for the returned thread after a while.
-    pub fn remove_all(&mut self) -> Option<JoinHandle<()>> {
+    /// more. The caller may stop waiting for the returned thread after a while; it says whether
+    /// nothing is left.
+    pub fn remove_all(&mut self) -> Option<JoinHandle<bool>> {
         self.end_incarnation();
         // An image that the first call has sealed may be on its way to the object store.
         self.end_incarnation();
-        self.images.remove_all(self.folder.clone(), &self.config)
+        self.images.remove_all(self.folder.clone(), self.config.job_folder_path())
     }
 
     /// Starts to put the newest image into the object store, if there is one.

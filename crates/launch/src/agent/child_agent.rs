@@ -4,6 +4,7 @@
 //!
 //! What may never happen: standard input reaches an agent and is not kept for the next one.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
@@ -28,8 +29,9 @@ pub struct ChildAgent {
     pub node: Node,
     /// Group and process indices of processes that were spawned under this agent.
     pub spawned: Vec<(u32, Range<u32>)>,
-    /// Processes were spawned under this agent, which may have ended.
-    pub has_spawned: bool,
+    /// Groups of which processes were spawned under this agent, which may have ended, but for those
+    /// that could not be started completely.
+    pub ever_spawned: BTreeSet<u32>,
     /// If the agent is lost, its further messages are ignored.
     state: AgentState,
     /// The process by which the agent was started has ended and was reaped.
@@ -152,7 +154,7 @@ impl ChildAgents {
             let before = child.spawned.len();
             child.spawned.extend(blocks);
             if child.spawned.len() > before {
-                child.has_spawned = true;
+                child.ever_spawned.insert(order.group);
                 child.process.stream.send(&Message::SpawnOrder(Box::new(order.clone())));
                 children.push(index);
             }
@@ -211,7 +213,7 @@ pub fn start_child(job: &Job, node: &Node) -> Result<ChildAgent> {
         process,
         node: node.clone(),
         spawned: Vec::new(),
-        has_spawned: false,
+        ever_spawned: BTreeSet::new(),
         state: AgentState::Starting,
         is_reaped: false,
         effect_allowed_at: None,

@@ -3,12 +3,12 @@
 //! left, the agent ends the relay, removes the shared memory of killed ranks, and ends itself.
 //! Agents below do the same at the same time.
 
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::Agent;
 use super::checkpoint_scheduler::CheckpointScheduler;
 use super::course::Phase;
+use super::image_service::ImageRemovals;
 use super::parent_agent::ParentAgent;
 use crate::checkpoint::CheckpointConfig;
 use crate::cleanup;
@@ -81,6 +81,10 @@ impl Agent {
         let ranks_gone = self.supervisor.ranks.iter().all(|rank| rank.reported.is_some());
         let children_gone = self.children.all.iter().all(|child| child.state().is_over());
         let all_gone = ranks_gone && children_gone;
+        if (ranks_gone || given_up) && !self.course.done && self.images.removals.is_none() {
+            let may_be_needed = self.course.is_orphaned && self.parent.may_move_ranks();
+            begin_removals(self, may_be_needed);
+        }
         if self.course.done || !(given_up || all_gone) {
             return;
         }
@@ -99,22 +103,8 @@ impl Agent {
             }
         }
         self.processes.remove_all_files(&self.supervisor.ranks);
-        // An agent that has taken over ranks of this node needs their images; images without a
-        // valid lease are deleted anyway.
-        let may_be_needed = self.course.is_orphaned && self.parent.may_move_ranks();
-        let schedulers =
-            self.supervisor.ranks.iter_mut().filter_map(|rank| rank.scheduler.as_mut());
-        let end = |scheduler: &mut CheckpointScheduler| match may_be_needed {
-            true => scheduler.leave_images(),
-            false => scheduler.remove_all(),
-        };
-        let mut removals: Vec<_> = schedulers.filter_map(end).collect();
-        removals.extend(self.images.end_announcing(self.parent.assignment.as_deref()));
-        let deadline = Instant::now() + REMOVAL_MAX;
-        while Instant::now() < deadline && !removals.iter().all(JoinHandle::is_finished) {
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        if !removals.iter().all(JoinHandle::is_finished) {
+        let removals = self.images.removals.take();
+        if !removals.is_none_or(ImageRemovals::wait) {
             note_kept_images(&mut self.parent);
         }
         // Agents of lost nodes have left their lease files.
@@ -127,6 +117,23 @@ impl Agent {
         self.course.done = true;
         self.parent.send(&Message::Done);
     }
+}
+
+/// Begins to delete the images of this node's ranks, while the agents below end. An agent that has
+/// taken over ranks of this node may need their images; images without a valid lease are deleted
+/// anyway.
+fn begin_removals(agent: &mut Agent, may_be_needed: bool) {
+    let ranks = agent.supervisor.ranks.iter_mut();
+    let schedulers = ranks.filter_map(|rank| rank.scheduler.as_mut());
+    let end = |scheduler: &mut CheckpointScheduler| match may_be_needed {
+        true => scheduler.leave_images(),
+        false => scheduler.remove_all(),
+    };
+    agent.images.removals = Some(ImageRemovals {
+        images: schedulers.filter_map(end).collect(),
+        announcement: agent.images.end_announcing(agent.parent.assignment.as_deref()),
+        deadline: Instant::now() + REMOVAL_MAX,
+    });
 }
 
 /// Images have not been deleted in time.

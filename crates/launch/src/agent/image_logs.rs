@@ -146,10 +146,9 @@ impl MovedRanks {
         }
     }
 
-    /// The images of a rank; with one of these it begins, if there are any.
-    pub fn locations(&self, rank: u32) -> &[CheckpointLocation] {
-        let theirs = self.ranks.iter().find(|(of, _)| *of == rank);
-        theirs.map_or(&[], |(_, locations)| locations)
+    /// Whether the rank has had images, so that it does not begin with its program.
+    pub fn had_images(&self, rank: u32) -> bool {
+        self.ranks.iter().any(|(of, locations)| *of == rank && !locations.is_empty())
     }
 
     fn choose(&self, deadline: Instant) -> Result<ChosenImages> {
@@ -429,7 +428,7 @@ mod tests {
         assert!(super::lay(&there, &log, &frames_of_last[..600]).is_err(), "a part of a frame");
         // Nobody has images: all begin with their program.
         let chosen = moved.image_of(3, Instant::now());
-        assert!(chosen.is_empty() && moved.locations(3).is_empty());
+        assert!(chosen.is_empty() && !moved.had_images(3));
     }
 
     #[test]

@@ -10,6 +10,7 @@
 //! lost spare node keeps images from being usable.
 
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 
@@ -30,10 +31,35 @@ pub struct ImageService {
     pub spare_config: Option<CheckpointConfig>,
     /// Thread in which a spare node announces in the object store that it reaches the object store.
     pub announcing: Option<JoinHandle<Result<()>>>,
+    /// The images that are being deleted at the end of the job.
+    pub removals: Option<ImageRemovals>,
     /// The object store has refused the last image.
     pub is_store_gone: bool,
     /// The agent has reported that other nodes do not see the images of this node.
     pub is_reachability_reported: bool,
+}
+
+/// Threads that delete images at the end of the job.
+pub struct ImageRemovals {
+    /// Each says whether it has deleted all.
+    pub images: Vec<JoinHandle<bool>>,
+    pub announcement: Option<JoinHandle<()>>,
+    /// What is not deleted by then stays.
+    pub deadline: Instant,
+}
+
+impl ImageRemovals {
+    /// Waits for the threads; returns whether all images are deleted.
+    pub fn wait(self) -> bool {
+        let is_over = |removals: &ImageRemovals| {
+            removals.images.iter().all(JoinHandle::is_finished)
+                && removals.announcement.as_ref().is_none_or(JoinHandle::is_finished)
+        };
+        while Instant::now() < self.deadline && !is_over(&self) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        self.images.into_iter().all(|it| it.is_finished() && it.join().unwrap_or(false))
+    }
 }
 
 impl ImageService {

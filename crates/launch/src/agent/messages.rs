@@ -287,11 +287,11 @@ impl Agent {
                 self.processes.handle_barrier_up(group, index, delta);
             }
             Message::Done => self.children.all[index].note(AgentEvent::End),
-            Message::Exited { group, rank, .. } => {
+            Message::Exited { group, rank, ending, .. } => {
                 if let Some(group) = self.processes.groups.get_mut(&group) {
                     group.handle_ended(rank);
                 }
-                self.failover.replicas.handle_end(rank);
+                self.failover_round().handle_end(rank, ending);
                 self.parent.send(&message);
             }
             Message::Ping => {}

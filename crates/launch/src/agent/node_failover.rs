@@ -32,9 +32,11 @@ use super::relay::RelayService;
 use super::replicated_rank_state::ReplicatedRankStates;
 use super::restore::{ImageSource, RestartCause};
 use super::state_transfer::{RestartPermission, StateTransfer, TransferOutcome};
+use super::unit_rollback::ended_otherwise;
 use crate::agent_state::{AgentEvent, AgentState};
 use crate::control::rank_state::{Adoption, Moved, RecordingUpdate, Spares};
 use crate::control::{Assignment, Message, Node};
+use crate::ending::Ending;
 use crate::pmi::server::{Server, ServerConfig};
 use crate::spare::{self, Spare};
 
@@ -202,9 +204,6 @@ impl FailoverRound<'_> {
             self.parent.note(node_lost_text(&lost.name, why, &living, name));
         }
         let ended = self.failover.replicas.ended(&ranks);
-        if !ended.is_empty() {
-            self.parent.note(ended_ranks_text(&ended));
-        }
         let transfer =
             StateTransfer::new(lost, (index, to), (ranks, ended), effects_end, !keeps_logs);
         self.failover.transfers.push(transfer);
@@ -220,6 +219,13 @@ impl FailoverRound<'_> {
         }
     }
 
+    /// Handles the end of a rank of an agent below.
+    pub fn handle_end(&mut self, rank: u32, ending: Ending) {
+        if self.failover.replicas.handle_end(rank, ending) && self.is_running {
+            self.parent.fail(ended_otherwise(rank));
+        }
+    }
+
     /// Whether processes that ranks have spawned are lost with a node, or their message logs.
     fn has_lost_spawned(&self, index: usize) -> bool {
         let child = &self.children.all[index];
@@ -227,7 +233,7 @@ impl FailoverRound<'_> {
         let is_living =
             |indices: &Range<u32>| !self.failover.replicas.living(indices.clone()).is_empty();
         spawned.any(|(_, indices)| is_living(indices))
-            || child.has_spawned && self.parent.senders_keep_logs()
+            || !child.ever_spawned.is_empty() && self.parent.senders_keep_logs()
     }
 
     /// The message logs of ranks that had ended are lost with their node, and none can execute the
@@ -316,7 +322,10 @@ impl FailoverRound<'_> {
 
     /// Starts the ranks on their new node, which has received their records.
     fn move_ranks(&mut self, transfer: StateTransfer) {
-        let StateTransfer { lost, from: index, to, ranks, .. } = transfer;
+        let StateTransfer { lost, from: index, to, ranks, again, .. } = transfer;
+        if !again.is_empty() {
+            self.parent.note(ended_ranks_text(&again));
+        }
         let released = self.processes.groups.get(&0).map_or(0, |group| group.server.released());
         let with_ended = self.parent.senders_keep_logs();
         let transferred =

@@ -231,7 +231,9 @@ impl ProcessManager {
         let Some(group) = self.groups.get_mut(&number) else { return };
         group.revoked = true;
         for child in group.server.children() {
-            children.all[child].process.stream.send(&Message::Revoke { group: number });
+            let child = &mut children.all[child];
+            child.ever_spawned.remove(&number);
+            child.process.stream.send(&Message::Revoke { group: number });
         }
         let own = ranks.iter().filter(|rank| rank.group == number && rank.ending.is_none());
         own.for_each(|rank| _ = sys::kill_group(rank.pid, libc::SIGKILL));

@@ -62,8 +62,10 @@ struct ReplicatedRankState {
     cut: Vec<RecordingUpdate>,
     /// The rank could not be started on a node, and has moved to another one.
     has_moved_before: bool,
-    /// The rank has ended; it may be executed again where others need what it has sent.
-    has_ended: bool,
+    /// How the rank has ended; it may be executed again where others need what it has sent.
+    ending: Option<Ending>,
+    /// How it had ended before it was executed again.
+    ended_before: Option<Ending>,
     /// The rank has moved to another node, and does not live there yet.
     is_replaying: bool,
 }
@@ -187,17 +189,17 @@ impl ReplicatedRankStates {
     }
 
     fn has_ended(&self, rank: u32) -> bool {
-        self.ranks.get(&rank).is_some_and(|replica| replica.has_ended)
+        self.ranks.get(&rank).is_some_and(|replica| replica.ending.is_some())
     }
 
     pub fn is_living(&self, rank: u32) -> bool {
         !self.has_ended(rank)
     }
 
-    /// These ranks had ended, and are executed again where they are.
+    /// These ranks had ended, and are executed again.
     pub fn handle_again(&mut self, ranks: &[u32]) {
         for rank in ranks {
-            self.entry(*rank).has_ended = false;
+            self.entry(*rank).begin_again();
         }
     }
 
@@ -213,7 +215,7 @@ impl ReplicatedRankStates {
 
     /// Whether a rank that has moved to another node still repeats what it did before.
     pub fn is_any_replaying(&self) -> bool {
-        self.ranks.values().any(|replica| replica.is_replaying && !replica.has_ended)
+        self.ranks.values().any(|replica| replica.is_replaying && replica.ending.is_none())
     }
 
     /// Lowest incarnation number that the rank's next node uses; earlier nodes of the rank use
@@ -223,8 +225,12 @@ impl ReplicatedRankStates {
         (moves + 1) * INCARNATIONS_PER_NODE
     }
 
-    pub fn handle_end(&mut self, rank: u32) {
-        self.entry(rank).has_ended = true;
+    /// Notes how a rank has ended; returns whether it had ended in another way before it was
+    /// executed again.
+    pub fn handle_end(&mut self, rank: u32, ending: Ending) -> bool {
+        let replica = self.entry(rank);
+        replica.ending = Some(ending);
+        replica.ended_before.is_some_and(|before| before != ending)
     }
 
     /// State of these ranks for a move. `released`: number of barriers that are over. `with_ended`:
@@ -242,7 +248,8 @@ impl ReplicatedRankStates {
                 continue;
             }
             let replica = self.entry(rank);
-            (replica.has_ended, replica.is_replaying) = (false, true);
+            replica.begin_again();
+            replica.is_replaying = true;
             let [first, present] = *replica.began.get_or_insert([now; 2]);
             let state = &mut replica.state;
             state.incarnations.push(lost_with_its_node(state, [first, present], now));
@@ -257,6 +264,11 @@ impl ReplicatedRankStates {
 }
 
 impl ReplicatedRankState {
+    /// The rank runs again, if it had ended.
+    fn begin_again(&mut self) {
+        self.ended_before = self.ending.take().or(self.ended_before);
+    }
+
     /// Number of the oldest request without an answer.
     fn unanswered(&self) -> Option<usize> {
         self.state.exchanges.iter().position(|exchange| exchange.answer.is_none())
@@ -367,7 +379,7 @@ mod tests {
     fn a_rank_that_has_ended_is_transferred_where_others_need_its_log() {
         let mut replicas = ReplicatedRankStates::default();
         replicas.handle_incarnation(4, 0, Instant::now());
-        replicas.handle_end(5);
+        assert!(!replicas.handle_end(5, Ending::Exited(3)));
         let transfer = |with_ended: bool, replicas: &mut ReplicatedRankStates| {
             let all = replicas.transfer(4..6, 0, with_ended, Instant::now());
             all.iter().map(|one| one.rank).collect::<Vec<_>>()
@@ -381,10 +393,11 @@ mod tests {
         assert_eq!(replicas.living(4..6), [4, 5]);
         replicas.handle_live(4);
         assert!(replicas.is_any_replaying());
-        replicas.handle_end(5);
+        assert!(!replicas.handle_end(5, Ending::Exited(3)), "as before");
         assert!(!replicas.is_any_replaying() && replicas.living(4..6) == [4]);
         replicas.handle_again(&[5]);
         assert_eq!(replicas.living(4..6), [4, 5]);
+        assert!(replicas.handle_end(5, Ending::Exited(0)), "its first end counts");
     }
 
     #[test]
@@ -405,7 +418,7 @@ mod tests {
             let images = places.iter().map(|number| image(number)).collect();
             replicas.handle_update(RankUpdate::Checkpoints { rank: 4, images });
         }
-        replicas.handle_end(5);
+        replicas.handle_end(5, Ending::Exited(0));
         assert_eq!(replicas.living(4..7), [4, 6]);
         assert!(!replicas.handle_unstartable(4) && replicas.handle_unstartable(4), "once");
         assert_eq!(replicas.next_first_incarnation(4), INCARNATIONS_PER_NODE);

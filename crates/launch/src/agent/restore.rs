@@ -328,11 +328,10 @@ impl Restore {
             }
         }
         self.remaining.extend(old.scheduler.iter().flat_map(|it| it.images.newest_first()));
+        old.scheduler.iter_mut().for_each(|it| it.images.note_moved(old.rank));
         if let (Some(moved), Some(node_logs)) = (&self.moved, &old.shared.node_logs) {
             node_logs.note_moved(moved);
-            let locations = moved.locations(old.rank);
-            old.scheduler.iter_mut().for_each(|it| it.images.note_left_behind(locations));
-            if !locations.is_empty() {
+            if moved.had_images(old.rank) {
                 old.scheduler.iter_mut().for_each(|it| it.images.note_trimmed());
             }
         }
@@ -363,8 +362,8 @@ impl Restore {
             later => FIRST_PAUSE * (1 << (later - 2)),
         };
         let thread = in_thread(move || {
-            std::thread::sleep(pause);
             pids.iter().for_each(|&pid| _ = sys::end_session(pid, &unrelated, KILL_WAIT_MAX));
+            std::thread::sleep(pause);
             match unpacked {
                 Some(unpacked) => Ok(unpacked),
                 None => theirs
@@ -459,8 +458,8 @@ impl Restore {
         None
     }
 
-    /// Handles a failed attempt to restore from an image: the same image is tried once more, unless
-    /// CRIU has reached its time limit, which a second attempt would reach again.
+    /// Handles a failed attempt to restore from an image: the same image is tried again, unless
+    /// CRIU has reached its time limit, which another attempt would reach again.
     fn fail(
         &mut self,
         old: &mut LocalRank,
@@ -473,7 +472,8 @@ impl Restore {
         old.replay.iter_mut().for_each(|replay| replay.next_incarnation());
         old.recording.iter().for_each(|recording| _ = recording.end_incarnation());
         let name = name(old, image.header.number);
-        let attempts = match self.remaining.is_empty() {
+        // An image of a round is not the last one: the agent chooses an older round.
+        let attempts = match self.remaining.is_empty() && self.only_image.is_none() {
             true => ATTEMPTS_OF_LAST_IMAGE,
             false => ATTEMPTS_PER_IMAGE,
         };

@@ -34,6 +34,8 @@ const SCHEME: &str = "s3://";
 const PIECE_BYTES: u64 = 64 << 20;
 /// Most bytes of a manifest.
 const MANIFEST_BYTES_MAX: u64 = 16 << 20;
+/// Most lists of up to 1,000 objects of a rank that are deleted.
+const LISTS_MAX: u32 = 100;
 /// Attempts to transfer an object.
 const ATTEMPTS: u32 = 3;
 /// Time without progress after which a request has failed.
@@ -268,18 +270,51 @@ impl ObjectStore {
         self.agent.delete(url.as_str()).call().is_ok()
     }
 
-    /// Deletes the objects of an image that exist, and stops at the first failure.
-    pub fn remove(&self, image: &CheckpointImage) {
+    /// Deletes the objects of an image that exist, and stops at the first failure. Returns whether
+    /// there was none.
+    pub fn remove(&self, image: &CheckpointImage) -> bool {
         // The manifest is deleted first, because without its manifest an image does not count as
         // stored.
         for (name, bytes) in files(image).into_iter().rev() {
             for (number, ..) in pieces(bytes) {
                 let object = self.object(&image.folder, &name, number);
                 if !self.remove_object(&object) {
-                    return;
+                    return false;
                 }
             }
         }
+        true
+    }
+
+    /// Deletes all objects of a rank, whichever node has put them there, also those of half an
+    /// image. Returns whether nothing is left.
+    pub fn remove_rank(&self, rank: u32) -> bool {
+        // The folders of a rank that has moved end with a number.
+        ['/', '.'].iter().all(|end| {
+            let prefix = format!("{}/{}/rank-{rank}{end}", self.prefix, self.job);
+            self.remove_below(prefix.trim_start_matches('/')).is_ok_and(|removed| removed)
+        })
+    }
+
+    fn remove_below(&self, prefix: &str) -> Result<bool> {
+        for _ in 0..LISTS_MAX {
+            // The object with no name is the bucket itself: the request is ListObjectsV2.
+            let mut list = self.bucket.get_object(Some(&self.keys), "");
+            list.query_mut().insert("list-type", "2");
+            list.query_mut().insert("prefix", prefix);
+            let url = list.sign(URL_VALID_FOR);
+            let text = self.agent.get(url.as_str()).call()?.into_body().read_to_string()?;
+            let found: Vec<&str> = listed_objects(&text).collect();
+            if found.is_empty() {
+                return Ok(true);
+            }
+            // A name with characters that XML escapes does not begin so, and stays.
+            let remove = |object: &&str| object.starts_with(prefix) && self.remove_object(object);
+            if !found.iter().all(remove) {
+                return Ok(false);
+            }
+        }
+        Ok(false)
     }
 
     fn retry(&self, object: &str, mut attempt: impl FnMut() -> Result<()>) -> Result<()> {
@@ -307,6 +342,12 @@ impl ObjectStore {
         let object = format!("{}/{}/{place}/{name}.{number}", self.prefix, self.job);
         object.trim_start_matches('/').to_string()
     }
+}
+
+/// The names of the objects in a list of an object store, which is XML.
+fn listed_objects(list: &str) -> impl Iterator<Item = &str> {
+    let after_tags = list.split("<Key>").skip(1);
+    after_tags.filter_map(|text| text.split_once("</Key>").map(|(name, _)| name))
 }
 
 /// Whether a connection to this host does not leave this machine.
@@ -407,6 +448,14 @@ mod tests {
             assert!(error.to_string().contains("in the clear"), "{error}");
             store(far, true).unwrap();
         }
+    }
+
+    #[test]
+    fn lists_name_objects() {
+        let list = "<ListBucketResult><Name>images</Name><Contents><Key>of/J/rank-1/2/a.0</Key>\
+                    <Size>3</Size></Contents><Contents><Key>b</Key></Contents></ListBucketResult>";
+        assert_eq!(listed_objects(list).collect::<Vec<_>>(), ["of/J/rank-1/2/a.0", "b"]);
+        assert_eq!(listed_objects("<Name>images</Name>").count(), 0);
     }
 
     #[test]

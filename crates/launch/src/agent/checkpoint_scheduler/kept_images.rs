@@ -12,11 +12,9 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::PathBuf;
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
 
 use super::UploadThread;
 use super::disk_tasks::{self, BackgroundRemovals};
-use crate::checkpoint::CheckpointConfig;
 use crate::checkpoint::checkpoint_image::{CheckpointImage, ImageHeader};
 use crate::checkpoint::object_store::ObjectStore;
 use crate::control::rank_state::CheckpointLocation;
@@ -24,9 +22,6 @@ use crate::control::rank_state::CheckpointLocation;
 /// Images of a rank that are kept: if the newest image is torn, the rank is restored from the other
 /// one.
 pub const KEPT_IMAGES: usize = 2;
-
-/// Time to find the images of a lost node, to delete them.
-const LOCATE_MAX: Duration = Duration::from_secs(5);
 
 /// The images of one rank; the module head says which of them are kept.
 #[derive(Default)]
@@ -47,9 +42,9 @@ pub struct KeptImages {
     /// Images and folders that threads are deleting.
     pub(super) removals: BackgroundRemovals,
     /// Threads that are deleting images in the object store.
-    store_removals: Vec<JoinHandle<()>>,
-    /// Images of the rank that a lost node has taken, also of no use now.
-    left_behind: Vec<CheckpointLocation>,
+    store_removals: Vec<JoinHandle<bool>>,
+    /// The rank, if it comes from another node, which may have left images of it in the store.
+    moved_rank: Option<u32>,
     /// The store that has copies of the images, if there is one.
     object_store: Option<ObjectStore>,
     /// The log of the rank before this number of determinants is trimmed.
@@ -166,10 +161,10 @@ impl KeptImages {
         self.is_trimmed = true;
     }
 
-    /// Notes images that a lost node has taken: they are deleted with all others, and until then
-    /// another node may need them.
-    pub fn note_left_behind(&mut self, locations: &[CheckpointLocation]) {
-        self.left_behind.extend_from_slice(locations);
+    /// Notes that the rank comes from another node: what that has put into the object store is
+    /// deleted with the images of this node, and until then another node may need it.
+    pub fn note_moved(&mut self, rank: u32) {
+        self.moved_rank = Some(rank);
     }
 
     /// Whether an incarnation that starts with the program can replay to where the rank was.
@@ -226,17 +221,13 @@ impl KeptImages {
         let bytes = images.iter().map(CheckpointImage::bytes).sum();
         self.removals.add(bytes, move || here.iter().for_each(CheckpointImage::remove));
         self.store_removals.retain(|removal| !removal.is_finished());
-        self.store_removals.extend(self.remove_from_store(images, None));
+        self.store_removals.extend(self.remove_from_store(images, (None, None)));
     }
 
     /// Deletes all images, in the object store as well, and the folder `folder` of the rank in the
-    /// folder of the job. The caller may stop waiting for the returned thread after a while.
-    pub fn remove_all(
-        &mut self,
-        folder: PathBuf,
-        config: &CheckpointConfig,
-    ) -> Option<JoinHandle<()>> {
-        let job = config.job_folder_path();
+    /// folder `job`. The caller may stop waiting for the returned thread after a while; it says
+    /// whether nothing is left in the store.
+    pub fn remove_all(&mut self, folder: PathBuf, job: PathBuf) -> Option<JoinHandle<bool>> {
         let images: Vec<CheckpointImage> = std::mem::take(&mut self.images).into();
         // Images that were taken over lie in the folder of the other node.
         let folders = images.iter().filter_map(|image| image.folder.parent().map(PathBuf::from));
@@ -244,8 +235,7 @@ impl KeptImages {
         let removals = std::mem::take(&mut self.removals);
         let sending = self.stopped_upload.take();
         let mut store_removals = std::mem::take(&mut self.store_removals);
-        store_removals.extend(self.remove_from_store(images, sending));
-        store_removals.extend(self.remove_left_behind(config));
+        store_removals.extend(self.remove_from_store(images, (sending, self.moved_rank)));
         let remove = move || {
             let all = || folders.iter().for_each(|folder| drop(std::fs::remove_dir_all(folder)));
             all();
@@ -254,33 +244,25 @@ impl KeptImages {
             }
             // Removes the folder of the job if this folder was the last one in it.
             let _ = std::fs::remove_dir(job);
-            store_removals.into_iter().for_each(|removal| drop(removal.join()));
+            let removed = store_removals.into_iter().map(|removal| removal.join().unwrap_or(false));
+            removed.fold(true, |all, removed| all & removed)
         };
         disk_tasks::start("remove", remove).ok()
     }
 
-    /// Removes the images of a lost node from the object store.
-    fn remove_left_behind(&mut self, config: &CheckpointConfig) -> Option<JoinHandle<()>> {
-        let (locations, config) = (std::mem::take(&mut self.left_behind), config.clone());
-        let object_store = self.object_store.as_ref()?.fresh();
-        let remove = move || {
-            let found = config.locate(&locations, Instant::now() + LOCATE_MAX);
-            found.into_iter().flatten().for_each(|image| object_store.remove(&image));
-        };
-        disk_tasks::start("remove", remove).ok()
-    }
-
-    /// Removes images from the object store, once the upload thread `sending` has ended.
+    /// Removes images from the object store, once the upload thread `sending` has ended, and then
+    /// all that is there of `moved_rank`.
     fn remove_from_store(
         &self,
         images: Vec<CheckpointImage>,
-        sending: Option<UploadThread>,
-    ) -> Option<JoinHandle<()>> {
+        (sending, moved_rank): (Option<UploadThread>, Option<u32>),
+    ) -> Option<JoinHandle<bool>> {
         let object_store = self.object_store.as_ref()?.fresh();
         let remove = move || {
             sending.map(JoinHandle::join);
-            images.iter().for_each(|image| object_store.remove(image));
+            let is_removed = images.iter().all(|image| object_store.remove(image));
+            is_removed && moved_rank.is_none_or(|rank| object_store.remove_rank(rank))
         };
-        std::thread::Builder::new().name("remove".into()).spawn(remove).ok()
+        disk_tasks::start("remove", remove).ok()
     }
 }
