@@ -14,8 +14,9 @@ use landbridge_proto::log::layout::{
     LOGGED_PROCESSES_MAX, REGION_BYTES, deliveries_at, log_at,
 };
 
-/// Pages of a part that are prepared at once at least, in bytes.
-const PREPARED_BYTES: usize = 1 << 20;
+/// Pages of a part that are prepared at once, in bytes: as many as are used, within these bounds.
+const PREPARED_BYTES_MIN: usize = 32 << 10;
+const PREPARED_BYTES_MAX: usize = 1 << 20;
 /// Bytes of a page.
 const PAGE_BYTES: usize = 4096;
 /// Descriptors from here on do not change the numbers that the program sees.
@@ -308,7 +309,7 @@ impl Mapped {
     #[inline]
     pub fn prepare_ahead(&mut self, end: usize) {
         if end > self.prepared {
-            self.prepare_more(end + PREPARED_BYTES);
+            self.prepare_more(end + end.clamp(PREPARED_BYTES_MIN, PREPARED_BYTES_MAX));
         }
     }
 
