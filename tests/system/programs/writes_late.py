@@ -1,9 +1,9 @@
-"""Rank 1 writes a file slowly after MPI_Finalize and ends; rank 0 ends if it runs again, or as a file says.
+"""A rank writes a file slowly and ends; rank 0 ends once it is executed again or a file appears.
 
 Usage: writes_late.py FOLDER [WRITER]
 
-The writer writes LINES lines to FOLDER/result: after MPI_Finalize, or with WRITER that rank before
-MPI_Init. The first process of rank 0 ends once there is a file FOLDER/end. Each
+Rank 1 writes LINES lines to FOLDER/result after MPI_Finalize; with WRITER that rank writes them before
+MPI_Init instead. The first process of rank 0 ends once there is a file FOLDER/end. Each of the two
 prints `rank R: ends`.
 """
 

@@ -136,18 +136,17 @@ fn begin_removals(agent: &mut Agent, may_be_needed: bool) {
     });
 }
 
-/// Images have not been deleted in time.
+/// Tells the user that images were not deleted: their place did not answer in time, or refused it.
 fn note_kept_images(parent: &mut ParentAgent) {
     let Some(own) = parent.assignment.as_ref() else { return };
     let config = CheckpointConfig::find(&own.job.environment);
     let store = config.as_ref().and_then(|config| config.object_store_url.clone());
     let folder = config.map(|config| config.folder.display().to_string());
     parent.note(format!(
-        "checkpoints of node {} may be left in {}, folder {}: they were not deleted within \
-         {} s",
+        "checkpoints of node {} may be left in {}, folder {}: not all of them could be deleted as \
+         the job ended",
         own.node.name,
         store.or(folder).unwrap_or_default(),
-        own.job.id,
-        REMOVAL_MAX.as_secs()
+        own.job.id
     ));
 }
