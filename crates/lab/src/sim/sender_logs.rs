@@ -592,8 +592,10 @@ mod tests {
     use super::super::Mode;
     use super::super::tests::find_nothing;
     use super::*;
+    use std::ops::Range;
 
-    const SEEDS: u64 = if cfg!(debug_assertions) { 150 } else { 1_500 };
+    // Rounds end by little memory in three of a thousand runs; one is among the first 200.
+    const SEEDS: Range<u64> = if cfg!(debug_assertions) { 100..250 } else { 0..1_500 };
 
     #[test]
     fn planted_faults_are_found() {
@@ -644,7 +646,7 @@ mod tests {
             "rounds that little memory has ended",
             "units begun again with a round of images",
         ];
-        find_nothing(0..SEEDS, Mode::SenderLogs, &events);
+        find_nothing(SEEDS, Mode::SenderLogs, &events);
     }
 
     #[test]

@@ -311,16 +311,25 @@ impl SegmentChain {
         self.taken() + self.taken_on_disk() - free
     }
 
-    /// Released segments, of which the caller gives the memory, or the disk, back. `released`: the
-    /// position before which nothing is needed any more.
-    pub fn give_back(&mut self, released: u64) -> Vec<LogSegment> {
+    /// Released segments, of which the caller gives the memory, or the disk, back: all on disk, and
+    /// of those in memory the oldest, until they have `wanted` bytes. `released`: the position
+    /// before which nothing is needed any more.
+    pub fn give_back(&mut self, released: u64, wanted: usize) -> Vec<LogSegment> {
         self.free_before(released);
-        let free = core::mem::take(&mut self.free);
-        for segment in &free {
+        let (region, mut bytes) = (self.region, 0);
+        let is_given_back = |segment: &mut LogSegment| {
+            let is_wanted = segment.is_on_disk(region) || bytes < wanted;
+            if is_wanted && !segment.is_on_disk(region) {
+                bytes += segment.bytes;
+            }
+            is_wanted
+        };
+        let given_back: Vec<LogSegment> = self.free.extract_if(.., is_given_back).collect();
+        for segment in &given_back {
             self.given_back_bytes[self.part(*segment)] += segment.bytes;
         }
-        self.given_back.extend(&free);
-        free
+        self.given_back.extend(&given_back);
+        given_back
     }
 
     /// Notes that a frame of this many bytes was written, or found, at the cursor.
@@ -393,6 +402,15 @@ impl SegmentChain {
         let new = || (new.end() <= self.region).then_some(new);
         let found = free.or_else(|| Some((given_back().or_else(new)?, false)));
         found.filter(|_| needed(bytes) <= SEGMENT_BYTES_MAX)
+    }
+
+    /// The lowest position that frees a segment in memory for a frame of this many bytes, if
+    /// nothing before it is needed any more. `None`: no segment that may still be read is as large.
+    pub fn frees_segment(&self, bytes: usize) -> Option<u64> {
+        let is_enough = |used: &&UsedSegment| {
+            used.segment.bytes >= needed(bytes) && self.part(used.segment) == 0
+        };
+        self.used.iter().find(is_enough).map(|used| used.ends + 1)
     }
 
     fn free_before(&mut self, released: u64) {

@@ -17,6 +17,7 @@ use super::datagrams::Datagrams;
 use super::identity::Identity;
 use super::link_table::LinkTable;
 use super::local_endpoint::LocalEndpoint;
+use super::log_pieces::LogPieces;
 use super::memory::Bytes;
 use super::path_manager::PathManager;
 use super::path_report::PathReport;
@@ -42,6 +43,8 @@ pub struct DataPath {
     pub(super) datagrams: Option<Box<Datagrams>>,
     /// State of recording and replay, if this process is recorded.
     pub(super) replay: Option<Replay>,
+    /// Where sending pauses, if messages go to other nodes by logs.
+    pub(super) pieces: LogPieces,
 }
 
 impl DataPath {

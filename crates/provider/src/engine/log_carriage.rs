@@ -23,8 +23,9 @@ use crate::sink::{Counters, Sink};
 
 /// Buffers for arriving messages.
 const BUFFERS: usize = 4;
-/// Bytes of a buffer.
-const BUFFER_BYTES: usize = 1 << 20;
+/// Bytes of a buffer: a message of the greatest length fits, and all buffers together fit the
+/// processor's cache.
+const BUFFER_BYTES: usize = 192 << 10;
 /// Longest time that a transport waits at its end for others, whom the agents inform as well.
 const LEAVE_TIME_MAX: Duration = Duration::from_millis(50);
 

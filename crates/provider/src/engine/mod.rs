@@ -41,6 +41,7 @@
 //! | `payload_placement` | where the bytes of an arriving payload belong |
 //! | `pending_peers` | peers to be given up once a link has been read |
 //! | `datagrams` | sockets and tokens of UDP paths |
+//! | `log_pieces` | in which pieces long messages are appended to logs |
 //! | `data_path` | what sending and receiving need |
 //! | `datagram_transfer` | frames of UDP paths |
 //! | `serve` | actions of the protocol: bytes moved, remote memory accessed |
@@ -91,6 +92,7 @@ mod liveness;
 mod liveness_actions;
 mod local_endpoint;
 mod log_carriage;
+mod log_pieces;
 mod log_transport;
 mod memory;
 mod path_manager;
@@ -151,6 +153,7 @@ use identity::Identity;
 use link_table::LinkTable;
 use liveness::LivenessCheck;
 use local_endpoint::LocalEndpoint;
+use log_pieces::LogPieces;
 use memory::{Bytes, copied_bytes};
 pub use peeks::library_repeats_peeks;
 use peer_table::PeerTable;
@@ -275,6 +278,7 @@ impl Engine {
                 .datagrams
                 .map(|congestion| Box::new(Datagrams::new(congestion, settings.integrity))),
             replay: identity.recovers.then(|| replay::Replay::new(start)),
+            pieces: LogPieces::default(),
         };
         let connections = Connections {
             data,
@@ -376,8 +380,8 @@ impl Engine {
     #[inline]
     fn submit(&mut self) {
         self.poll_state.note_posted();
-        self.connections.run_actions();
-        self.other_nodes.send(&mut self.connections);
+        self.connections.data.drain_actions();
+        self.other_nodes.flush(&mut self.connections);
     }
 
     pub fn recv(&mut self, request: &RecvRequest) -> Result<(), Errno> {

@@ -77,8 +77,7 @@ impl Engine {
             }
             PollAction::Live => 0,
         };
-        self.connections.flush();
-        self.other_nodes.send(&mut self.connections);
+        self.other_nodes.flush(&mut self.connections);
         frames
     }
 

@@ -32,11 +32,19 @@ impl Connections {
         self.flush();
     }
 
-    /// Sends all frames that can be sent.
+    /// Sends all frames that can be sent, or one piece of them ([`LogPieces`]).
+    ///
+    /// [`LogPieces`]: super::log_pieces::LogPieces
     #[inline]
     pub(super) fn flush(&mut self) {
-        while let Some(peer) = self.data.core.next_busy() {
+        let data = &mut self.data;
+        let mut next = data.pieces.take_next().or_else(|| data.core.next_busy());
+        while let Some(peer) = next {
             self.transmit(peer);
+            if self.data.pieces.is_paused() {
+                return;
+            }
+            next = self.data.core.next_busy();
         }
     }
 
@@ -198,10 +206,13 @@ impl DataPath {
             replay.send_nondeterminism(self.own.address, stream)?;
         }
         let target = self.core.address(peer).index() as usize;
-        while let Some(mut frame) = self.next_frame(peer, path) {
+        while !self.pieces.is_paused()
+            && let Some(mut frame) = self.next_frame(peer, path)
+        {
             let payload = frame.payload;
             let pieces = payload.map(|(memory, at, len)| memory.range(at, len));
             let pieces = pieces.as_ref().map_or(&[][..], |pieces| pieces.as_slice());
+            let bytes = pieces.iter().map(|piece| piece.len).sum();
             // SAFETY: the memory is valid until the operation completes, which `transmitted` or
             // `handle_flushed` reports.
             let copy = unsafe { integrity::fill_in(link.sum, &mut frame, payload) };
@@ -236,6 +247,7 @@ impl DataPath {
                 self.core.transmitted(peer, path, true, copy);
                 if let Some(replay) = &mut self.replay {
                     replay.note_sent();
+                    self.pieces.note_appended(peer, bytes);
                 }
             } else {
                 let must_release_memory = frame.must_release_memory;

@@ -130,6 +130,23 @@ impl OtherNodes {
         }
     }
 
+    /// Sends all frames that can be sent. Those of a long message leave for another node while
+    /// further ones are appended to the log.
+    #[inline]
+    pub fn flush(&mut self, connections: &mut Connections) {
+        if self.transport.is_none() {
+            return connections.flush();
+        }
+        connections.data.pieces.begin();
+        loop {
+            connections.flush();
+            self.send(connections);
+            if !connections.data.pieces.continues() {
+                return;
+            }
+        }
+    }
+
     /// Sends the frames that were appended to logs to other nodes.
     #[inline]
     pub fn send(&mut self, connections: &mut Connections) {

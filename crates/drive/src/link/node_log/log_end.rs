@@ -26,12 +26,12 @@ pub(super) trait Releases {
     /// The position before which no incarnation needs anything.
     fn released(&self) -> u64;
 
-    /// A position before which the log may be given up, because memory is full: what was given up
-    /// before, if it is not.
-    fn discarded(&self) -> u64;
+    /// Gives up the log before the position `wanted`, if memory is full and its reader has it up to
+    /// there; returns up to where the log was given up.
+    fn discard(&self, wanted: u64) -> u64;
 
-    /// As [`Self::discarded`], because the region of the log is full.
-    fn discarded_at_once(&self) -> u64;
+    /// As [`Self::discard`], because the region of the log is full.
+    fn discard_at_once(&self, wanted: u64) -> u64;
 
     /// Takes disk for a segment; returns whether there was room.
     fn take_disk(&self, part: &DiskPart, segment: LogSegment) -> bool;
@@ -141,16 +141,18 @@ impl LogWriter {
         };
         let larger = if releases.may_grow() { larger() } else { None };
         let is_full = releases.is_full();
+        // No more is discarded than is used: an image that is taken now needs what follows it.
+        let wanted = self.chain.frees_segment(bytes).unwrap_or(0);
         let to = larger
             .or_else(|| self.chain.released_segment(bytes, released))
             .or_else(|| match is_full {
                 true => self.segment_on_disk(bytes, released, releases),
                 false => None,
             })
-            .or_else(|| self.chain.released_segment(bytes, releases.discarded()))
+            .or_else(|| self.chain.released_segment(bytes, releases.discard(wanted)))
             .or_else(|| self.chain.new_segment(bytes))
             .or_else(|| self.segment_on_disk(bytes, released, releases))
-            .or_else(|| self.chain.released_segment(bytes, releases.discarded_at_once()))
+            .or_else(|| self.chain.released_segment(bytes, releases.discard_at_once(wanted)))
             .ok_or_else(|| full("a log of its messages"))?;
         match to.is_on_disk(REGION_BYTES) {
             true => self.log.prepare_on_disk(to.start(), to.end()),
@@ -202,19 +204,22 @@ impl LogWriter {
         Err(io::Error::new(io::ErrorKind::InvalidData, other))
     }
 
-    /// Gives back the memory of released segments. `released`: the position before which nothing is
-    /// needed any more. Nothing is given back before this writer has come to the end of the log: an
-    /// earlier incarnation may have used these segments again.
-    pub fn give_back(&mut self, head: &Mapped, released: u64) {
+    /// Gives back `wanted` bytes of memory of released segments, if there are so many; returns how
+    /// many. `released`: the position before which nothing is needed any more. Nothing is given
+    /// back before this writer has come to the end of the log: an earlier incarnation may have used
+    /// these segments again.
+    pub fn give_back(&mut self, head: &Mapped, released: u64, wanted: usize) -> usize {
         if !matches!(self.next(self.chain.cursor()), Ok(Announcement::Nothing)) {
-            return;
+            return 0;
         }
-        for segment in self.chain.give_back(released) {
+        let taken = self.chain.taken();
+        for segment in self.chain.give_back(released, wanted) {
             match &self.disk {
                 Some(disk) if segment.is_on_disk(REGION_BYTES) => disk.give_back(head, segment),
                 _ => self.log.give_back(segment.start(), segment.end()),
             }
         }
+        taken - self.chain.taken()
     }
 
     /// Frames from the beginning of the log to the last one that an earlier incarnation has

@@ -22,33 +22,37 @@ pub(super) struct LogMemory {
     pub longest: u64,
 }
 
-impl LogMemory {
-    fn add(&mut self, head: &Mapped, log: &mut LogWriter, (released, gives_back): (u64, bool)) {
-        if gives_back {
-            log.give_back(head, released);
-        }
+/// The memory of all logs that a process writes.
+pub(super) fn log_memory(logs: &mut NodeLogs) -> LogMemory {
+    let mut memory = LogMemory::default();
+    for_each_written(logs, |_, log, released| {
         let needed = log.chain.needed(released) as u64;
-        self.taken += log.chain.taken() as u64;
-        self.needed += needed;
-        self.longest = self.longest.max(needed);
-    }
+        memory.taken += log.chain.taken() as u64;
+        memory.needed += needed;
+        memory.longest = memory.longest.max(needed);
+    });
+    memory
 }
 
-/// The memory of all logs that a process writes. `gives_back`: that of released segments is given
-/// back first.
-pub(super) fn log_memory(logs: &mut NodeLogs, gives_back: bool) -> LogMemory {
+/// Gives back so many bytes of memory of released segments, if there are so many. More would be
+/// taken again at once, page by page.
+pub(super) fn give_back(logs: &mut NodeLogs, mut wanted: usize) {
+    for_each_written(logs, |head, log, released| {
+        wanted = wanted.saturating_sub(log.give_back(head, released, wanted));
+    });
+}
+
+/// Does this with the head of the file, each log that the process writes, and the position before
+/// which nothing of the log is needed any more.
+fn for_each_written(logs: &mut NodeLogs, mut act: impl FnMut(&Mapped, &mut LogWriter, u64)) {
     let own = logs.open.owner.process;
     let head = &logs.open.head;
-    let mut memory = LogMemory::default();
     for (to, target) in logs.open.writers.iter_mut() {
-        let released = released(head, (own, to), target.is_in_unit);
-        memory.add(head, &mut target.log, (released, gives_back));
+        act(head, &mut target.log, released(head, (own, to), target.is_in_unit));
     }
     for (from, remote) in logs.remote.iter_mut() {
-        let released = released(head, (from, own), false);
-        memory.add(head, &mut remote.arrivals, (released, gives_back));
+        act(head, &mut remote.arrivals, released(head, (from, own), false));
     }
-    memory
 }
 
 /// Asks the agent for images of this process, and of that of this node whose log from here is

@@ -81,7 +81,7 @@ use by_process::ByProcess;
 use deliveries::{Deliveries, DeliveryCursor, DeliveryWords};
 use image_report::report_for_image;
 pub use log_end::{FRAME_BYTES_MAX, OtherFrame};
-use memory::{ask_for_images, log_memory};
+use memory::{ask_for_images, give_back, log_memory};
 use moved::Moved;
 pub use open_logs::not_kept;
 use open_logs::{LogOwner, OpenLogs, bell_of, no_such_process};
@@ -429,9 +429,10 @@ impl NodeLogs {
         let released = self.open.owner.control() + DELIVERIES_RELEASED_AT;
         self.deliveries.note_release(|known| self.open.head.release(released, known));
         let (bytes_max, deliveries) = (self.open.owner.bytes_max, self.deliveries.bytes());
-        let mut memory = log_memory(self, false);
+        let mut memory = log_memory(self);
         if memory.taken + deliveries > bytes_max {
-            memory = log_memory(self, true);
+            give_back(self, (memory.taken + deliveries - bytes_max) as usize);
+            memory = log_memory(self);
         }
         self.open.count_word(LogCount::LogBytes).store(memory.taken, Ordering::Relaxed);
         self.fill = MemoryFill::of(memory.taken + deliveries, bytes_max);

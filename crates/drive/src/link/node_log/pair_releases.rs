@@ -39,12 +39,12 @@ pub fn begin_reading(words: &impl PairWords, position: u64) -> bool {
     words.load_discarded() <= position
 }
 
-/// The writer, which has discarded the log up to `before`, discards it up to `consumed`; returns
-/// whether it has: not if the reader has begun again.
-pub fn discard(words: &impl PairWords, before: u64, consumed: u64) -> bool {
-    words.store_discarded(consumed);
+/// The writer, which has discarded the log up to `before`, discards it up to `wanted`, which the
+/// reader has; returns whether it has: not if the reader has begun again.
+pub fn discard(words: &impl PairWords, before: u64, wanted: u64) -> bool {
+    words.store_discarded(wanted);
     words.fence();
-    let is_reader_behind = words.load_consumed() < consumed;
+    let is_reader_behind = words.load_consumed() < wanted;
     if is_reader_behind {
         words.store_discarded(before);
     }
@@ -133,17 +133,17 @@ impl Releases for PairReleases<'_> {
     }
 
     #[cold]
-    fn discarded(&self) -> u64 {
+    fn discard(&self, wanted: u64) -> u64 {
         match self.fill == MemoryFill::Full {
-            true => self.discarded_at_once(),
+            true => self.discard_at_once(wanted),
             false => self.words.load_discarded().min(self.words.load_consumed()),
         }
     }
 
     #[cold]
-    fn discarded_at_once(&self) -> u64 {
+    fn discard_at_once(&self, wanted: u64) -> u64 {
         let (before, consumed) = (self.words.load_discarded(), self.words.load_consumed());
-        if consumed <= before || !discard(&self.words, before, consumed) {
+        if wanted <= before || wanted > consumed || !discard(&self.words, before, wanted) {
             // A writer may have been killed before it took back what it was about to discard.
             return before.min(self.words.load_consumed());
         }
@@ -152,7 +152,7 @@ impl Releases for PairReleases<'_> {
         if !self.is_in_unit {
             self.notice.set(Some(if from == self.own { to } else { from }));
         }
-        consumed
+        wanted
     }
 
     #[cold]

@@ -55,7 +55,10 @@ pub fn missing_frames(
     };
     let position = if is_late { words[0] } else { arrived };
     let log = LogBytes { node: sender, start: log_at(from, to) };
+    // What was discarded may have been written over.
+    let is_kept = |begin: &LogCursor| !sender.is_discarded((from, to), begin.position());
     let frames = cursor
+        .filter(is_kept)
         .and_then(|mut cursor| frames_behind(&log, &mut cursor, position, REGION_BYTES))
         .filter(|frames| !frames.is_empty());
     let generation = sender.contact(from)?.map_or(0, |contact| contact.generation);

@@ -126,11 +126,15 @@ fn memory_that_was_given_back_is_used_again_and_counted() {
     }
     let touched = chain.touched();
     assert_eq!((chain.taken(), chain.needed(0)), (touched, touched));
-    let given_back: usize = chain.give_back(read.position()).iter().map(|it| it.bytes).sum();
+    let given_back = chain.give_back(read.position(), 1);
+    assert_eq!(given_back.len(), 1, "no more than is wanted");
+    assert_eq!(chain.taken(), touched - given_back[0].bytes);
+    let others = chain.give_back(read.position(), touched);
+    let given_back: usize = given_back.iter().chain(&others).map(|it| it.bytes).sum();
     assert!(given_back >= touched / 2, "{given_back} of {touched}");
     assert_eq!((chain.taken(), chain.touched()), (touched - given_back, touched));
     assert_eq!(chain.needed(read.position()), chain.taken());
-    assert_eq!(chain.give_back(read.position()), []);
+    assert_eq!(chain.give_back(read.position(), touched), []);
     for number in 300..600 {
         memory.append(&mut chain, 4000, number, read.position());
         assert_eq!(memory.receive(&mut read), Some((4000, number)));
@@ -172,7 +176,7 @@ fn a_log_goes_on_on_disk_and_comes_back_to_memory() {
     assert_eq!(again.taken_on_disk(), 6 << 20);
     memory.append(&mut chain, 4000, 1, 0);
     while memory.receive(&mut read).is_some() {}
-    let given_back = chain.give_back(read.position());
+    let given_back = chain.give_back(read.position(), REGION);
     assert_eq!(given_back.iter().filter(|it| it.is_on_disk(REGION)).count(), 2);
     assert_eq!((chain.taken(), chain.taken_on_disk()), (0, 2 << 20));
     assert!(!on_disk(&mut memory, &mut chain, read.position()), "it was given back");
