@@ -58,6 +58,8 @@ struct SimulatedRank {
     /// Number of determinants that the relay has released, so no later incarnation begins before
     /// this number.
     released: u64,
+    /// The relay's log begins at the oldest checkpoint, also if no determinant lies before it.
+    needs_checkpoint: bool,
     /// The rank cannot be restarted any more.
     is_unrecoverable: bool,
 }
@@ -135,6 +137,7 @@ impl RecoveryWorld {
             is_done: false,
             checkpoints: Vec::new(),
             released: 0,
+            needs_checkpoint: false,
             is_unrecoverable: false,
         };
         let micros = random.below(1 << 40);
@@ -261,7 +264,7 @@ impl RecoveryWorld {
     /// newest is torn; `None` for a start without a checkpoint.
     fn newest_checkpoint(&mut self, rank: usize) -> Option<CheckpointImage> {
         let it = &mut self.ranks[rank];
-        if it.released == 0 && self.random.percent(10) {
+        if it.released == 0 && !it.needs_checkpoint && self.random.percent(10) {
             return None;
         }
         if it.checkpoints.len() == CHECKPOINTS_MAX && self.random.percent(20) {
@@ -314,6 +317,7 @@ impl RecoveryWorld {
             // incomplete.
             rank.checkpoints.drain(..rank.checkpoints.len() - 1);
             rank.released = rank.checkpoints[0].log_position.determinants;
+            rank.needs_checkpoint = true;
         }
         Ok(())
     }
