@@ -404,13 +404,27 @@ impl SegmentChain {
         found.filter(|_| needed(bytes) <= SEGMENT_BYTES_MAX)
     }
 
-    /// The lowest position that frees a segment in memory for a frame of this many bytes, if
-    /// nothing before it is needed any more. `None`: no segment that may still be read is as large.
+    /// The lowest position that frees a segment for a frame of this many bytes, if nothing before
+    /// it is needed any more. `None`: no segment that may still be read is as large.
     pub fn frees_segment(&self, bytes: usize) -> Option<u64> {
-        let is_enough = |used: &&UsedSegment| {
-            used.segment.bytes >= needed(bytes) && self.part(used.segment) == 0
-        };
+        let is_enough = |used: &&UsedSegment| used.segment.bytes >= needed(bytes);
         self.used.iter().find(is_enough).map(|used| used.ends + 1)
+    }
+
+    /// The lowest position that frees so many bytes of memory, of segments that lie before the
+    /// position `read`; 0: there are none.
+    pub fn frees_memory(&self, wanted: usize, read: u64) -> u64 {
+        let (mut bytes, mut position) = (0, 0);
+        for used in self.used.iter().take_while(|used| used.ends < read) {
+            if bytes >= wanted {
+                break;
+            }
+            if self.part(used.segment) == 0 {
+                bytes += used.segment.bytes;
+                position = used.ends + 1;
+            }
+        }
+        position
     }
 
     fn free_before(&mut self, released: u64) {

@@ -131,13 +131,16 @@ impl OtherNodes {
     }
 
     /// Sends all frames that can be sent. Those of a long message leave for another node while
-    /// further ones are appended to the log.
+    /// further ones are appended to the log, unless frames wait until another node knows what they
+    /// depend on: then one wait is enough for all.
     #[inline]
     pub fn flush(&mut self, connections: &mut Connections) {
         if self.transport.is_none() {
             return connections.flush();
         }
-        connections.data.pieces.begin();
+        if connections.node_logs().is_some_and(|logs| node_log::leave_at_once(logs)) {
+            connections.data.pieces.begin();
+        }
         loop {
             connections.flush();
             self.send(connections);

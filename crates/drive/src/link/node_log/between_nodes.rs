@@ -201,12 +201,12 @@ impl NodeLogs {
     /// The bytes are not whole frames, or the region of the log is full.
     pub fn append_arrived(&mut self, from: usize, mut bytes: &[u8]) -> io::Result<()> {
         let Some(remote) = self.remote.get_mut(from) else { return Err(foreign()) };
-        let taken = remote.arrivals.taken();
+        let before = remote.arrivals.extent();
         let own = self.open.owner.process;
         let releases = || PairReleases {
             words: FileWords { head: &self.open.head, from, to: own, confirmed: None },
             is_in_unit: false,
-            fill: self.fill,
+            memory: self.memory,
             notice: &self.notice,
             own,
         };
@@ -217,7 +217,7 @@ impl NodeLogs {
             bytes = bytes.get(padded..).unwrap_or_default();
         }
         note_arrived(&self.open.head, from, own, remote.arrivals.chain.cursor().position());
-        if remote.arrivals.taken() != taken {
+        if self.memory.is_changed(before, remote.arrivals.extent()) {
             self.check_memory();
         }
         Ok(())

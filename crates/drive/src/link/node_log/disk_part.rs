@@ -223,6 +223,20 @@ mod tests {
         );
     }
 
+    /// The oldest part of the log lies on disk, and is used again there.
+    #[test]
+    fn a_full_disk_is_used_again_although_the_reader_is_behind() {
+        let node = node("disk-behind", 8 * MIB);
+        let (mut zero, mut one) = (node.begin(0, 2 << 20), node.begin(1, 1 << 30));
+        for number in 0..40_000_u32 {
+            send(&mut zero, 1, &[number as u8; 1000]).unwrap();
+            if number >= 12_000 {
+                assert_eq!(receive(&mut one).unwrap(), [(number - 12_000) as u8; 1000]);
+            }
+        }
+        assert!(mebibytes_of(&node.file) < 12, "{} MiB", mebibytes_of(&node.file));
+    }
+
     #[test]
     fn a_file_without_parts_is_no_disk() {
         let node = node("disk-small", 64 * MIB);

@@ -26,6 +26,9 @@ pub(super) trait Releases {
     /// The position before which no incarnation needs anything.
     fn released(&self) -> u64;
 
+    /// Up to where the reader has the log.
+    fn read(&self) -> u64;
+
     /// Gives up the log before the position `wanted`, if memory is full and its reader has it up to
     /// there; returns up to where the log was given up.
     fn discard(&self, wanted: u64) -> u64;
@@ -38,6 +41,10 @@ pub(super) trait Releases {
 
     /// Whether memory for logs is full.
     fn is_full(&self) -> bool;
+
+    /// Bytes of memory that a log may take although memory is full. It does not discard anything of
+    /// itself before: longer logs do.
+    fn fair_bytes(&self) -> usize;
 
     /// Whether small segments are not used again as long as larger ones can be had.
     fn may_grow(&self) -> bool;
@@ -63,6 +70,13 @@ impl std::fmt::Display for OtherFrame {
 
 impl std::error::Error for OtherFrame {}
 
+/// How much a log takes, and where it has come.
+#[derive(Clone, Copy)]
+pub(super) struct LogExtent {
+    pub taken: usize,
+    pub segment: usize,
+}
+
 /// The end of a log that this process writes.
 pub(super) struct LogWriter {
     log: Mapped,
@@ -77,10 +91,11 @@ impl LogWriter {
         LogWriter { log, disk, chain }
     }
 
-    /// Bytes of memory and disk that the segments take: a number that changes with them.
+    /// Bytes of memory and disk that the segments take, and where the present one begins.
     #[inline]
-    pub fn taken(&self) -> usize {
-        self.chain.taken() + self.chain.taken_on_disk()
+    pub fn extent(&self) -> LogExtent {
+        let taken = self.chain.taken() + self.chain.taken_on_disk();
+        LogExtent { taken, segment: self.chain.cursor().segment().start() }
     }
 
     /// Appends a frame, or compares it with the frame that an earlier incarnation has appended.
@@ -143,13 +158,16 @@ impl LogWriter {
         let is_full = releases.is_full();
         // No more is discarded than is used: an image that is taken now needs what follows it.
         let wanted = self.chain.frees_segment(bytes).unwrap_or(0);
+        let is_short = self.chain.taken() < releases.fair_bytes();
         let to = larger
             .or_else(|| self.chain.released_segment(bytes, released))
             .or_else(|| match is_full {
                 true => self.segment_on_disk(bytes, released, releases),
                 false => None,
             })
+            .or_else(|| if is_short { self.chain.new_segment(bytes) } else { None })
             .or_else(|| self.chain.released_segment(bytes, releases.discard(wanted)))
+            .or_else(|| self.free_segment_on_disk(bytes))
             .or_else(|| self.chain.new_segment(bytes))
             .or_else(|| self.segment_on_disk(bytes, released, releases))
             .or_else(|| self.chain.released_segment(bytes, releases.discard_at_once(wanted)))
@@ -166,6 +184,12 @@ impl LogWriter {
         self.log.word(cursor.at()).store(to.announcement(), Ordering::Release);
         self.chain.jump(to);
         Ok(())
+    }
+
+    /// A segment on disk that was released, or discarded.
+    fn free_segment_on_disk(&mut self, bytes: usize) -> Option<LogSegment> {
+        let (segment, takes_disk) = self.chain.segment_on_disk(bytes, 0)?;
+        takes_disk.then_some(segment)
     }
 
     /// A segment on disk for a frame of this many bytes. `None`: there is no disk, or it is full.
@@ -220,6 +244,21 @@ impl LogWriter {
             }
         }
         taken - self.chain.taken()
+    }
+
+    /// Discards the oldest segments that were read, and gives their memory back: so many bytes, if
+    /// there are so many. Returns how many.
+    pub fn discard_oldest(
+        &mut self,
+        head: &Mapped,
+        releases: &impl Releases,
+        wanted: usize,
+    ) -> usize {
+        let position = self.chain.frees_memory(wanted, releases.read());
+        if position == 0 || !matches!(self.next(self.chain.cursor()), Ok(Announcement::Nothing)) {
+            return 0;
+        }
+        self.give_back(head, releases.discard_at_once(position), wanted)
     }
 
     /// Frames from the beginning of the log to the last one that an earlier incarnation has

@@ -8,9 +8,12 @@ use std::sync::atomic::Ordering;
 use landbridge_proto::log::layout::IMAGES_WANTED_AT;
 
 use super::NodeLogs;
-use super::log_end::LogWriter;
-use super::pair_releases::released;
+use super::log_end::{LogWriter, Releases};
+use super::pair_releases::{EXCESS_BYTES_MAX, FileWords, PairReleases};
 use super::window::Mapped;
+
+/// Logs of which something is discarded at once because memory is too full.
+const DISCARDED_LOGS_MAX: usize = 4;
 
 /// Memory of the logs that a process writes, in bytes.
 #[derive(Default)]
@@ -22,11 +25,31 @@ pub(super) struct LogMemory {
     pub longest: u64,
 }
 
+/// Gives memory back until the logs take at most `bytes_max`, as far as that is possible: first of
+/// released segments; of much more than `bytes_max` also of those that were read, of the longest
+/// logs. Returns what they take. What is given back beyond that would be taken again at once, page
+/// by page.
+pub(super) fn bound_memory(logs: &mut NodeLogs, bytes_max: u64) -> LogMemory {
+    let memory = log_memory(logs);
+    let excess = memory.taken.saturating_sub(bytes_max);
+    if excess == 0 {
+        return memory;
+    }
+    let mut wanted = excess as usize;
+    for_each_written(logs, |head, log, releases| {
+        wanted = wanted.saturating_sub(log.give_back(head, releases.released(), wanted));
+    });
+    if wanted as u64 > EXCESS_BYTES_MAX {
+        discard_longest(logs, wanted);
+    }
+    log_memory(logs)
+}
+
 /// The memory of all logs that a process writes.
-pub(super) fn log_memory(logs: &mut NodeLogs) -> LogMemory {
+fn log_memory(logs: &mut NodeLogs) -> LogMemory {
     let mut memory = LogMemory::default();
-    for_each_written(logs, |_, log, released| {
-        let needed = log.chain.needed(released) as u64;
+    for_each_written(logs, |_, log, releases| {
+        let needed = log.chain.needed(releases.released()) as u64;
         memory.taken += log.chain.taken() as u64;
         memory.needed += needed;
         memory.longest = memory.longest.max(needed);
@@ -34,24 +57,44 @@ pub(super) fn log_memory(logs: &mut NodeLogs) -> LogMemory {
     memory
 }
 
-/// Gives back so many bytes of memory of released segments, if there are so many. More would be
-/// taken again at once, page by page.
-pub(super) fn give_back(logs: &mut NodeLogs, mut wanted: usize) {
-    for_each_written(logs, |head, log, released| {
-        wanted = wanted.saturating_sub(log.give_back(head, released, wanted));
-    });
+/// Discards so many bytes of memory of the longest logs, as far as they were read.
+#[cold]
+fn discard_longest(logs: &mut NodeLogs, mut wanted: usize) {
+    let mut lengths = Vec::new();
+    for_each_written(logs, |_, log, _| lengths.push((log.chain.taken(), lengths.len())));
+    lengths.sort_unstable_by(|one, other| other.cmp(one));
+    let longest = lengths.iter().take(DISCARDED_LOGS_MAX).map(|(_, place)| *place);
+    for chosen in longest.collect::<Vec<_>>() {
+        let mut place = 0;
+        for_each_written(logs, |head, log, releases| {
+            if place == chosen && wanted > 0 {
+                wanted = wanted.saturating_sub(log.discard_oldest(head, &releases, wanted));
+            }
+            place += 1;
+        });
+    }
 }
 
-/// Does this with the head of the file, each log that the process writes, and the position before
-/// which nothing of the log is needed any more.
-fn for_each_written(logs: &mut NodeLogs, mut act: impl FnMut(&Mapped, &mut LogWriter, u64)) {
+/// Does this with the head of the file, each log that the process writes, and up to where it may be
+/// used again.
+fn for_each_written(
+    logs: &mut NodeLogs,
+    mut act: impl FnMut(&Mapped, &mut LogWriter, PairReleases<'_>),
+) {
     let own = logs.open.owner.process;
-    let head = &logs.open.head;
+    let (head, memory, notice) = (&logs.open.head, logs.memory, &logs.notice);
     for (to, target) in logs.open.writers.iter_mut() {
-        act(head, &mut target.log, released(head, (own, to), target.is_in_unit));
+        let confirmed = logs.remote.get(to).map(|remote| remote.confirmed.position());
+        let confirmed = confirmed.filter(|_| target.is_remote);
+        let words = FileWords { head, from: own, to, confirmed };
+        let is_in_unit = target.is_in_unit;
+        let releases = PairReleases { words, is_in_unit, memory, notice, own };
+        act(head, &mut target.log, releases);
     }
     for (from, remote) in logs.remote.iter_mut() {
-        act(head, &mut remote.arrivals, released(head, (from, own), false));
+        let words = FileWords { head, from, to: own, confirmed: None };
+        let releases = PairReleases { words, is_in_unit: false, memory, notice, own };
+        act(head, &mut remote.arrivals, releases);
     }
 }
 

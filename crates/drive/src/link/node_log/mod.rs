@@ -81,15 +81,15 @@ use by_process::ByProcess;
 use deliveries::{Deliveries, DeliveryCursor, DeliveryWords};
 use image_report::report_for_image;
 pub use log_end::{FRAME_BYTES_MAX, OtherFrame};
-use memory::{ask_for_images, give_back, log_memory};
+use memory::{ask_for_images, bound_memory};
 use moved::Moved;
 pub use open_logs::not_kept;
 use open_logs::{LogOwner, OpenLogs, bell_of, no_such_process};
-use pair_releases::{FileWords, MemoryFill, PairReleases};
+use pair_releases::{FileWords, MemoryFill, MemoryShare, PairReleases};
 pub use send_again::EarlierCounts;
 use send_again::SendAgain;
-pub use stability::clear_frames;
 use stability::{Stability, await_cut};
+pub use stability::{clear_frames, leave_at_once};
 pub use window::LogFiles;
 use window::{Mapped, Window, WindowAddress};
 
@@ -233,7 +233,7 @@ impl ClosedLogs {
             was_from_elsewhere: false,
             open: OpenLogs::new(owner, head, window),
             has_unsent: true,
-            fill: MemoryFill::Little,
+            memory: MemoryShare::UNKNOWN,
             notice: Cell::default(),
             remote: ByProcess::default(),
             stability: Stability::default(),
@@ -299,7 +299,7 @@ pub struct NodeLogs {
     stability: Stability,
     /// There may be frames for processes of other nodes that were not sent.
     has_unsent: bool,
-    fill: MemoryFill,
+    memory: MemoryShare,
     /// What [`NodeLogs::take_discard_notice`] returns.
     notice: Cell<Option<usize>>,
     deliveries: Deliveries,
@@ -386,14 +386,14 @@ impl NodeLogs {
             self.open_target(to)?;
         }
         let Some(target) = self.open.writers.get_mut(to) else { return Err(no_such_process(to)) };
-        let taken = target.log.taken();
+        let before = target.log.extent();
         let confirmed = || self.remote.get(to).map(|remote| remote.confirmed.position());
         let own = self.open.owner.process;
         let confirmed = if target.is_remote { confirmed() } else { None };
         let words = FileWords { head: &self.open.head, from: own, to, confirmed };
         let is_in_unit = target.is_in_unit;
-        let (fill, notice) = (self.fill, &self.notice);
-        let releases = PairReleases { words, is_in_unit, fill, notice, own };
+        let (memory, notice) = (self.memory, &self.notice);
+        let releases = PairReleases { words, is_in_unit, memory, notice, own };
         let mut is_new = true;
         if is_in_unit {
             is_new = self.again.note_in_unit();
@@ -406,7 +406,8 @@ impl NodeLogs {
             return Err(unexpected_frame(front, payload));
         }
         is_new &= target.log.append(front, payload, releases)?;
-        let (has_grown, is_remote) = (target.log.taken() != taken, target.is_remote);
+        let has_grown = memory.is_changed(before, target.log.extent());
+        let is_remote = target.is_remote;
         self.open.count(LogCount::SentFrames, is_new.into());
         if has_grown {
             self.check_memory();
@@ -429,13 +430,13 @@ impl NodeLogs {
         let released = self.open.owner.control() + DELIVERIES_RELEASED_AT;
         self.deliveries.note_release(|known| self.open.head.release(released, known));
         let (bytes_max, deliveries) = (self.open.owner.bytes_max, self.deliveries.bytes());
-        let mut memory = log_memory(self);
-        if memory.taken + deliveries > bytes_max {
-            give_back(self, (memory.taken + deliveries - bytes_max) as usize);
-            memory = log_memory(self);
-        }
+        let memory = bound_memory(self, bytes_max.saturating_sub(deliveries));
         self.open.count_word(LogCount::LogBytes).store(memory.taken, Ordering::Relaxed);
-        self.fill = MemoryFill::of(memory.taken + deliveries, bytes_max);
+        let logs = self.open.writers.len() + self.remote.len();
+        self.memory = MemoryShare {
+            fill: MemoryFill::of(memory.taken + deliveries, bytes_max),
+            fair_bytes: bytes_max as usize / (2 * logs.max(1)),
+        };
         if memory.needed + deliveries > bytes_max / 2 || memory.longest > LOG_BYTES as u64 / 2 {
             ask_for_images(self);
         }

@@ -12,10 +12,10 @@ use std::cell::Cell;
 use std::sync::atomic::{Ordering, fence};
 
 use landbridge_proto::log::layout::{UNIT_KEEPS_AT, consumed_at, discarded_at, release_at};
-use landbridge_proto::log::segment::LogSegment;
+use landbridge_proto::log::segment::{LogSegment, SEGMENT_BYTES_MAX};
 
 use super::disk_part::DiskPart;
-use super::log_end::Releases;
+use super::log_end::{LogExtent, Releases};
 use super::window::Mapped;
 
 /// The words of a log in the file: of its reader, and of its writer.
@@ -105,11 +105,17 @@ pub(super) enum MemoryFill {
     Some,
     /// More than they may.
     Full,
+    /// More by [`EXCESS_BYTES_MAX`].
+    TooFull,
 }
+
+/// Bytes that a process takes beyond its memory at most for long: a segment.
+pub(super) const EXCESS_BYTES_MAX: u64 = SEGMENT_BYTES_MAX as u64;
 
 impl MemoryFill {
     pub fn of(taken: u64, bytes_max: u64) -> MemoryFill {
         match taken {
+            _ if taken > bytes_max + EXCESS_BYTES_MAX => MemoryFill::TooFull,
             _ if taken > bytes_max => MemoryFill::Full,
             _ if taken < bytes_max / 4 => MemoryFill::Little,
             _ => MemoryFill::Some,
@@ -117,10 +123,35 @@ impl MemoryFill {
     }
 }
 
+/// The memory of the logs of a process.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct MemoryShare {
+    pub fill: MemoryFill,
+    /// Half of the memory, in equal parts for all logs.
+    pub fair_bytes: usize,
+}
+
+impl MemoryShare {
+    /// Nothing is known yet.
+    pub const UNKNOWN: MemoryShare = MemoryShare { fill: MemoryFill::Little, fair_bytes: 0 };
+
+    /// Whether memory is to be counted again after a log has changed.
+    #[inline]
+    pub fn is_changed(self, before: LogExtent, now: LogExtent) -> bool {
+        let is_too_full = self.fill == MemoryFill::TooFull;
+        before.taken != now.taken || is_too_full && before.segment != now.segment
+    }
+
+    #[inline]
+    pub fn is_full(self) -> bool {
+        matches!(self.fill, MemoryFill::Full | MemoryFill::TooFull)
+    }
+}
+
 pub(super) struct PairReleases<'a> {
     pub words: FileWords<'a>,
     pub is_in_unit: bool,
-    pub fill: MemoryFill,
+    pub memory: MemoryShare,
     /// Gets the process on the other side of a log that was discarded.
     pub notice: &'a Cell<Option<usize>>,
     pub own: usize,
@@ -132,9 +163,13 @@ impl Releases for PairReleases<'_> {
         released(head, (from, to), self.is_in_unit)
     }
 
+    fn read(&self) -> u64 {
+        self.words.load_consumed()
+    }
+
     #[cold]
     fn discard(&self, wanted: u64) -> u64 {
-        match self.fill == MemoryFill::Full {
+        match self.memory.is_full() {
             true => self.discard_at_once(wanted),
             false => self.words.load_discarded().min(self.words.load_consumed()),
         }
@@ -162,13 +197,18 @@ impl Releases for PairReleases<'_> {
 
     #[cold]
     fn is_full(&self) -> bool {
-        self.fill == MemoryFill::Full
+        self.memory.is_full()
+    }
+
+    #[cold]
+    fn fair_bytes(&self) -> usize {
+        self.memory.fair_bytes
     }
 
     /// Where a log is soon released, its segments are used again and again, and small ones are left
     /// every few frames.
     #[cold]
     fn may_grow(&self) -> bool {
-        self.is_in_unit && self.fill == MemoryFill::Little
+        self.is_in_unit && self.memory.fill == MemoryFill::Little
     }
 }

@@ -45,6 +45,11 @@ pub fn clear_frames(logs: &mut NodeLogs) -> bool {
     draw_ticket(logs)
 }
 
+/// Whether frames of this process may leave as soon as they are appended.
+pub fn leave_at_once(logs: &NodeLogs) -> bool {
+    logs.stability.stable == NOTHING_WAITS
+}
+
 /// Draws a ticket for the frames that may not leave yet, if there are any.
 fn draw_ticket(logs: &mut NodeLogs) -> bool {
     let mut waits = false;

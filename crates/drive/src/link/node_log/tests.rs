@@ -310,6 +310,46 @@ fn full_memory_costs_restarts_and_nothing_else() {
     }
 }
 
+/// Memory that was needed because a reader was far behind is given back once it has caught up.
+#[test]
+fn who_is_far_behind_takes_memory_until_it_has_read_that() {
+    let node = Node::new("behind", 2);
+    let (mut zero, mut one) = (node.begin(0, 4 << 20), node.begin(1, 1 << 30));
+    for number in 0..30_000_u32 {
+        send(&mut zero, 1, &[number as u8; 1000]).unwrap();
+    }
+    assert!(mebibytes(&node) > 28, "{} MiB", mebibytes(&node));
+    for number in 0..30_000_u32 {
+        assert_eq!(receive(&mut one).unwrap(), [number as u8; 1000]);
+    }
+    for number in 0..6_000 {
+        exchange(&mut zero, &mut one, number);
+    }
+    assert!(mebibytes(&node) < 10, "{} MiB", mebibytes(&node));
+}
+
+/// A log that begins when memory is full gets its part of it, from those that have more.
+#[test]
+fn a_log_that_begins_late_is_kept_as_well() {
+    let node = Node::new("late", 3);
+    let mut zero = node.begin(0, 8 << 20);
+    let [mut one, mut two] = [1, 2].map(|process| node.begin(process, 1 << 30));
+    for number in 0..20_000 {
+        exchange(&mut zero, &mut one, number);
+    }
+    for number in 0..1_500_u32 {
+        exchange(&mut zero, &mut one, number);
+        send(&mut zero, 2, &[number as u8; 1000]).unwrap();
+        assert_eq!(receive(&mut two).unwrap(), [number as u8; 1000]);
+    }
+    assert!(mebibytes(&node) < 14, "{} MiB", mebibytes(&node));
+    drop(two);
+    let mut two = node.begin(2, 1 << 30);
+    for number in 0..1_500_u32 {
+        assert_eq!(receive(&mut two).unwrap(), [number as u8; 1000]);
+    }
+}
+
 /// Full memory discards the oldest segment, and no more: it keeps most of what follows an image.
 #[test]
 fn an_image_that_was_taken_since_is_enough() {
