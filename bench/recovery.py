@@ -11,8 +11,9 @@ where the ranks of a node begin again together (`recover_unit=node`), the log of
 node MPICH's own shared memory).
 
 new: IMB PingPong of 2 ranks on a node; all memory of the logs is new.
-again: the same with long messages; the logs use their memory again, as with checkpoints
-(`recover_memory=64MiB`: what does not fit is given up).
+again: the same with long messages; the logs use their memory again (`recover_memory=64MiB`, and no
+checkpoints: what does not fit is given up, and the memory that was read last is used first. With
+checkpoints the memory of all logs is used in turn, which is slower beyond the processor's caches).
 stream: IMB Uniband of 2 ranks on a node, one-way bandwidth, in new memory and in memory used again.
 ranks: 2 to 64 ranks on a node: Uniband (half of the ranks send to the other half) and Allreduce.
 nodes: PingPong between two nodes over TCP (a lab), memory used again.
@@ -308,7 +309,8 @@ def section(result: dict) -> str:
     what = {
         "new": "**PingPong on a node**, IMB-MPI1, 2 ranks and all other processes on two cores. All memory of the logs is new: the "
         "first access to a page costs more than all copies into it.",
-        "again": f"**PingPong on a node, memory used again**, as with checkpoints (`{AGAIN[1]}`).",
+        "again": f"**PingPong on a node, memory used again** (`{AGAIN[1]}`, without checkpoints: messages that were read are given up, and "
+        "their memory is used first. With checkpoints all memory is used in turn.)",
         "nodes": f"**PingPong between two nodes over TCP** (a lab on this machine, `{AGAIN[1]}`).",
         "link": f"**PingPong over a link** of 1 Gbit/s, 5 ms one way (`{LAB.relative_to(paths.ROOT)}`).",
     }

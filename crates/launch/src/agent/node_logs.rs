@@ -31,9 +31,9 @@ use landbridge_proto::log::layout::{
     AGENT_BELL_AT, BELL_AT, CONTACTS_CHANGED_AT, COUNTS_AT, CUT_AT, CUT_IS_OVER, DELIVERIES_BYTES,
     DELIVERIES_DISCARDED_AT, DELIVERIES_END_AT, DELIVERIES_PUNCHED_AT, DELIVERIES_RELEASED_AT,
     DISK_MAX_AT, DISK_TAKEN_AT, FILE_BYTES, HUGE_PAGES_AT, IMAGES_WANTED_AT, IN_UNIT, IS_CUTTING,
-    IS_LOCAL, LOCAL_AT, LOGGED_PROCESSES_MAX, MEMORY_MAX_AT, NOTHING_WAITS, RELEASE_BYTES,
-    REPORT_BYTES, REPORT_WORDS, STABLE_ASKED_AT, STABLE_AT, STABLE_WANTED_AT, contact_at,
-    control_at, deliveries_at, report_at,
+    IS_LOCAL, LOCAL_AT, LOGGED_PROCESSES_MAX, MEMORY_MAX_AT, NO_IMAGES_AT, NOTHING_WAITS,
+    RELEASE_BYTES, REPORT_BYTES, REPORT_WORDS, STABLE_ASKED_AT, STABLE_AT, STABLE_WANTED_AT,
+    contact_at, control_at, deliveries_at, report_at,
 };
 use landbridge_proto::log::release::{LogPositions, LogReleases};
 use landbridge_proto::log::unit::UnitCursors;
@@ -48,6 +48,7 @@ use rustix::net::{
 use super::image_logs::LogsToCopy;
 use super::log_file;
 use super::log_region::{LogFiles, disk_file};
+use crate::checkpoint::CheckpointConfig;
 use crate::control::rank_state::RecordingUpdate;
 use crate::control::{Job, Node};
 use crate::memory_limit::memory_limit;
@@ -121,6 +122,8 @@ impl NodeLogs {
         let ranks = here.max(node.machine_ranks);
         let share = memory_share(&job.environment, ranks, memory_limit());
         pwrite(&logs.files.memory, &share.unwrap_or(0).to_ne_bytes(), MEMORY_MAX_AT)?;
+        let no_images = CheckpointConfig::find(&job.environment).is_none();
+        pwrite(&logs.files.memory, &u64::from(no_images).to_ne_bytes(), NO_IMAGES_AT)?;
         // Another node keeps what ranks depend on that may move to a spare node.
         match job.has_spares && node.relay_unix.is_none() {
             true => pwrite(&logs.files.memory, &CUT_IS_OVER.to_ne_bytes(), CUT_AT).map(drop)?,

@@ -70,6 +70,9 @@ pub const DISK_MAX_AT: u64 = 80;
 pub const DISK_TAKEN_AT: u64 = 88;
 /// Position of a word of all processes: parts of the disk file that were given to logs.
 pub const DISK_PARTS_AT: u64 = 96;
+/// Position of a word that is written before processes start: no images of processes are taken (1),
+/// or they may be (0). Without images, a log of which something was discarded is of no use.
+pub const NO_IMAGES_AT: u64 = 104;
 /// Bytes before the first contact.
 const CONTACTS_HEAD: usize = 128;
 /// Bytes of the control words of one process: a page.

@@ -389,6 +389,16 @@ impl SegmentChain {
         all.find(|segment| segment.bytes >= needed(bytes) && self.part(*segment) == 0)
     }
 
+    /// As [`Self::released_segment`], the smallest of those whose memory was not given back: a log
+    /// that goes to and fro between small segments stays in the processor's caches.
+    pub fn smallest_segment(&mut self, bytes: usize, released: u64) -> Option<LogSegment> {
+        self.free_before(released);
+        let all = self.free.iter().copied();
+        let large =
+            all.filter(|segment| segment.bytes >= needed(bytes) && self.part(*segment) == 0);
+        large.min_by_key(|segment| segment.bytes)
+    }
+
     /// A segment on disk for a frame of this many bytes, and whether it takes disk already: one
     /// that was used before, or a new one. `None`: the region has no room. `released`: as in
     /// [`Self::released_segment`].

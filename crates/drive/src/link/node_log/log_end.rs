@@ -42,6 +42,9 @@ pub(super) trait Releases {
     /// Whether memory for logs is full.
     fn is_full(&self) -> bool;
 
+    /// Whether a log of which something was discarded is of no use.
+    fn is_all_or_nothing(&self) -> bool;
+
     /// Bytes of memory that a log may take although memory is full. It does not discard anything of
     /// itself before: longer logs do.
     fn fair_bytes(&self) -> usize;
@@ -149,17 +152,23 @@ impl LogWriter {
         bytes: usize,
         releases: &impl Releases,
     ) -> io::Result<()> {
-        let released = releases.released();
+        let is_full = releases.is_full();
+        let is_short = self.chain.taken() < releases.fair_bytes();
+        let mut released = releases.released();
+        let mut smallest = None;
+        if is_full && !is_short && releases.is_all_or_nothing() {
+            released = released.max(releases.discard(releases.read()));
+            smallest = self.chain.smallest_segment(bytes.max(LARGE_BYTES), released);
+        }
         let mut larger = || {
             let larger = self.chain.released_segment(bytes.max(LARGE_BYTES), released);
             larger.or_else(|| self.chain.new_segment(bytes))
         };
         let larger = if releases.may_grow() { larger() } else { None };
-        let is_full = releases.is_full();
         // No more is discarded than is used: an image that is taken now needs what follows it.
         let wanted = self.chain.frees_segment(bytes).unwrap_or(0);
-        let is_short = self.chain.taken() < releases.fair_bytes();
-        let to = larger
+        let to = smallest
+            .or(larger)
             .or_else(|| self.chain.released_segment(bytes, released))
             .or_else(|| match is_full {
                 true => self.segment_on_disk(bytes, released, releases),

@@ -11,7 +11,9 @@
 use std::cell::Cell;
 use std::sync::atomic::{Ordering, fence};
 
-use landbridge_proto::log::layout::{UNIT_KEEPS_AT, consumed_at, discarded_at, release_at};
+use landbridge_proto::log::layout::{
+    NO_IMAGES_AT, UNIT_KEEPS_AT, consumed_at, discarded_at, release_at,
+};
 use landbridge_proto::log::segment::{LogSegment, SEGMENT_BYTES_MAX};
 
 use super::disk_part::DiskPart;
@@ -198,6 +200,11 @@ impl Releases for PairReleases<'_> {
     #[cold]
     fn is_full(&self) -> bool {
         self.memory.is_full()
+    }
+
+    #[cold]
+    fn is_all_or_nothing(&self) -> bool {
+        self.words.head.word(NO_IMAGES_AT as usize).load(Ordering::Relaxed) != 0
     }
 
     #[cold]

@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 
 use landbridge_proto::log::layout::{
-    FILE_BYTES, IMAGES_WANTED_AT, IN_UNIT, IS_LOCAL, LOCAL_AT, NOTHING_WAITS, STABLE_AT,
-    UNIT_KEEPS_AT, control_at, release_at, report_at,
+    FILE_BYTES, IMAGES_WANTED_AT, IN_UNIT, IS_LOCAL, LOCAL_AT, NO_IMAGES_AT, NOTHING_WAITS,
+    STABLE_AT, UNIT_KEEPS_AT, control_at, discarded_at, release_at, report_at,
 };
 use landbridge_proto::log::release::LogPositions;
 use landbridge_proto::log::unit::emptied_log;
@@ -347,6 +347,30 @@ fn a_log_that_begins_late_is_kept_as_well() {
     let mut two = node.begin(2, 1 << 30);
     for number in 0..1_500_u32 {
         assert_eq!(receive(&mut two).unwrap(), [number as u8; 1000]);
+    }
+}
+
+/// Where no images are taken, a log that was discarded is of no use: then the memory that was read
+/// last is used again, and not all of it in turn.
+#[test]
+fn without_images_what_was_read_last_is_used_again() {
+    let node = Node::new("no-images", 2);
+    node.write(NO_IMAGES_AT, 1);
+    let (mut zero, mut one) = (node.begin(0, 16 << 20), node.begin(1, 1 << 30));
+    for number in 0..40_000 {
+        exchange(&mut zero, &mut one, number);
+    }
+    let closed = one.close();
+    let discarded = |node: &Node| {
+        let mut word = [0; 8];
+        rustix::io::pread(&node.file, &mut word, discarded_at(0, 1)).unwrap();
+        u64::from_ne_bytes(word)
+    };
+    let kept = node.report(1).pairs[&0].received - discarded(&node);
+    assert!(kept < 4 << 20, "{kept} bytes");
+    let mut one = copy(&closed).open(node.file.as_fd()).unwrap();
+    for number in 0..100 {
+        exchange(&mut zero, &mut one, number);
     }
 }
 

@@ -296,6 +296,7 @@ impl Mapped {
 
     #[cold]
     fn prepare_more(&mut self, end: usize) {
+        let end = end.next_multiple_of(PAGE_BYTES);
         let bytes = (end - self.prepared).min(self.bytes - self.prepared);
         // SAFETY: a part of this mapping. If the kernel cannot prepare it, stores map each page.
         unsafe {
