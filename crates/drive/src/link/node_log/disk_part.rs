@@ -102,6 +102,7 @@ fn give_part(head: &Mapped, word: &AtomicU64) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use landbridge_proto::log::layout::NO_IMAGES_AT;
     use rustix::fs::{Mode, OFlags, fstat, ftruncate};
 
     use super::super::NodeLogs;
@@ -221,6 +222,18 @@ mod tests {
         assert!(
             fstat(node.disk.as_ref().unwrap()).unwrap().st_blocks <= (8 * MIB / 512) as i64 + 64
         );
+    }
+
+    /// Without images, too, a log goes on on disk.
+    #[test]
+    fn nothing_is_discarded_while_the_disk_has_room() {
+        let node = node("disk-no-images", 64 * MIB);
+        node.write(NO_IMAGES_AT, 1);
+        let (mut zero, mut one) = (node.begin(0, 2 << 20), node.begin(1, 1 << 30));
+        for number in 0..40_000 {
+            exchange(&mut zero, &mut one, number);
+        }
+        assert_eq!(zero.take_discard_notice(), None);
     }
 
     /// The oldest part of the log lies on disk, and is used again there.

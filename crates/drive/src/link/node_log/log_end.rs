@@ -45,9 +45,14 @@ pub(super) trait Releases {
     /// Whether a log of which something was discarded is of no use.
     fn is_all_or_nothing(&self) -> bool;
 
-    /// Bytes of memory that a log may take although memory is full. It does not discard anything of
-    /// itself before: longer logs do.
+    /// Bytes by which all logs should become shorter.
+    fn excess_bytes(&self) -> usize;
+
+    /// Bytes below which a log does not become shorter.
     fn fair_bytes(&self) -> usize;
+
+    /// Whether a log that takes less than that takes more although memory is full.
+    fn may_become_fair(&self) -> bool;
 
     /// Whether small segments are not used again as long as larger ones can be had.
     fn may_grow(&self) -> bool;
@@ -153,10 +158,12 @@ impl LogWriter {
         releases: &impl Releases,
     ) -> io::Result<()> {
         let is_full = releases.is_full();
-        let is_short = self.chain.taken() < releases.fair_bytes();
+        let more_than_fair = self.chain.taken().saturating_sub(releases.fair_bytes());
+        let excess = releases.excess_bytes().min(more_than_fair);
         let mut released = releases.released();
         let mut smallest = None;
-        if is_full && !is_short && releases.is_all_or_nothing() {
+        let is_of_no_use = || self.disk.is_none() && releases.is_all_or_nothing();
+        if is_full && more_than_fair > 0 && is_of_no_use() {
             released = released.max(releases.discard(releases.read()));
             smallest = self.chain.smallest_segment(bytes.max(LARGE_BYTES), released);
         }
@@ -166,7 +173,11 @@ impl LogWriter {
         };
         let larger = if releases.may_grow() { larger() } else { None };
         // No more is discarded than is used: an image that is taken now needs what follows it.
-        let wanted = self.chain.frees_segment(bytes).unwrap_or(0);
+        let wanted = match excess {
+            0 => self.chain.frees_segment(bytes).unwrap_or(0),
+            _ => self.chain.frees_memory(bytes.max(LARGE_BYTES) + excess, releases.read()),
+        };
+        let may_grow = more_than_fair == 0 && releases.may_become_fair();
         let to = smallest
             .or(larger)
             .or_else(|| self.chain.released_segment(bytes, released))
@@ -174,16 +185,17 @@ impl LogWriter {
                 true => self.segment_on_disk(bytes, released, releases),
                 false => None,
             })
-            .or_else(|| if is_short { self.chain.new_segment(bytes) } else { None })
+            .or_else(|| if may_grow { self.chain.new_segment(bytes) } else { None })
             .or_else(|| self.chain.released_segment(bytes, releases.discard(wanted)))
             .or_else(|| self.free_segment_on_disk(bytes))
             .or_else(|| self.chain.new_segment(bytes))
             .or_else(|| self.segment_on_disk(bytes, released, releases))
             .or_else(|| self.chain.released_segment(bytes, releases.discard_at_once(wanted)))
+            .or_else(|| self.free_segment_on_disk(bytes))
             .ok_or_else(|| full("a log of its messages"))?;
         match to.is_on_disk(REGION_BYTES) {
             true => self.log.prepare_on_disk(to.start(), to.end()),
-            false => self.log.prepare(to.end()),
+            false => self.log.prepare(to.start(), to.end()),
         }
         if cursor.segment().is_on_disk(REGION_BYTES) {
             let digest = digest_of_segment(&self.log, cursor.segment(), cursor.at());
@@ -253,21 +265,6 @@ impl LogWriter {
             }
         }
         taken - self.chain.taken()
-    }
-
-    /// Discards the oldest segments that were read, and gives their memory back: so many bytes, if
-    /// there are so many. Returns how many.
-    pub fn discard_oldest(
-        &mut self,
-        head: &Mapped,
-        releases: &impl Releases,
-        wanted: usize,
-    ) -> usize {
-        let position = self.chain.frees_memory(wanted, releases.read());
-        if position == 0 || !matches!(self.next(self.chain.cursor()), Ok(Announcement::Nothing)) {
-            return 0;
-        }
-        self.give_back(head, releases.discard_at_once(position), wanted)
     }
 
     /// Frames from the beginning of the log to the last one that an earlier incarnation has
@@ -411,7 +408,7 @@ impl LogReader {
                 Announcement::Frame(bytes) => return Ok(bytes),
                 Announcement::Jump(to) => {
                     if !to.is_on_disk(REGION_BYTES) {
-                        self.log.prepare(to.end());
+                        self.log.prepare(to.start(), to.end());
                     }
                     self.cursor.jump(to);
                     check_segment(&self.log, &self.cursor)?;

@@ -9,11 +9,8 @@ use landbridge_proto::log::layout::IMAGES_WANTED_AT;
 
 use super::NodeLogs;
 use super::log_end::{LogWriter, Releases};
-use super::pair_releases::{EXCESS_BYTES_MAX, FileWords, PairReleases};
+use super::pair_releases::{FileWords, PairReleases};
 use super::window::Mapped;
-
-/// Logs of which something is discarded at once because memory is too full.
-const DISCARDED_LOGS_MAX: usize = 4;
 
 /// Memory of the logs that a process writes, in bytes.
 #[derive(Default)]
@@ -25,9 +22,8 @@ pub(super) struct LogMemory {
     pub longest: u64,
 }
 
-/// Gives memory back until the logs take at most `bytes_max`, as far as that is possible: first of
-/// released segments; of much more than `bytes_max` also of those that were read, of the longest
-/// logs. Returns what they take. What is given back beyond that would be taken again at once, page
+/// Gives memory of released segments back until the logs take at most `bytes_max`, if there is so
+/// much. Returns what they take. What is given back beyond that would be taken again at once, page
 /// by page.
 pub(super) fn bound_memory(logs: &mut NodeLogs, bytes_max: u64) -> LogMemory {
     let memory = log_memory(logs);
@@ -39,9 +35,6 @@ pub(super) fn bound_memory(logs: &mut NodeLogs, bytes_max: u64) -> LogMemory {
     for_each_written(logs, |head, log, releases| {
         wanted = wanted.saturating_sub(log.give_back(head, releases.released(), wanted));
     });
-    if wanted as u64 > EXCESS_BYTES_MAX {
-        discard_longest(logs, wanted);
-    }
     log_memory(logs)
 }
 
@@ -55,24 +48,6 @@ fn log_memory(logs: &mut NodeLogs) -> LogMemory {
         memory.longest = memory.longest.max(needed);
     });
     memory
-}
-
-/// Discards so many bytes of memory of the longest logs, as far as they were read.
-#[cold]
-fn discard_longest(logs: &mut NodeLogs, mut wanted: usize) {
-    let mut lengths = Vec::new();
-    for_each_written(logs, |_, log, _| lengths.push((log.chain.taken(), lengths.len())));
-    lengths.sort_unstable_by(|one, other| other.cmp(one));
-    let longest = lengths.iter().take(DISCARDED_LOGS_MAX).map(|(_, place)| *place);
-    for chosen in longest.collect::<Vec<_>>() {
-        let mut place = 0;
-        for_each_written(logs, |head, log, releases| {
-            if place == chosen && wanted > 0 {
-                wanted = wanted.saturating_sub(log.discard_oldest(head, &releases, wanted));
-            }
-            place += 1;
-        });
-    }
 }
 
 /// Does this with the head of the file, each log that the process writes, and up to where it may be

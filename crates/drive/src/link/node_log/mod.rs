@@ -85,7 +85,7 @@ use memory::{ask_for_images, bound_memory};
 use moved::Moved;
 pub use open_logs::not_kept;
 use open_logs::{LogOwner, OpenLogs, bell_of, no_such_process};
-use pair_releases::{FileWords, MemoryFill, MemoryShare, PairReleases};
+use pair_releases::{FileWords, MemoryShare, PairReleases};
 pub use send_again::EarlierCounts;
 use send_again::SendAgain;
 use stability::{Stability, await_cut};
@@ -433,10 +433,7 @@ impl NodeLogs {
         let memory = bound_memory(self, bytes_max.saturating_sub(deliveries));
         self.open.count_word(LogCount::LogBytes).store(memory.taken, Ordering::Relaxed);
         let logs = self.open.writers.len() + self.remote.len();
-        self.memory = MemoryShare {
-            fill: MemoryFill::of(memory.taken + deliveries, bytes_max),
-            fair_bytes: bytes_max as usize / (2 * logs.max(1)),
-        };
+        self.memory = MemoryShare::of(memory.taken + deliveries, bytes_max, logs);
         if memory.needed + deliveries > bytes_max / 2 || memory.longest > LOG_BYTES as u64 / 2 {
             ask_for_images(self);
         }

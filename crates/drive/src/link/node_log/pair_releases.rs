@@ -107,17 +107,14 @@ pub(super) enum MemoryFill {
     Some,
     /// More than they may.
     Full,
-    /// More by [`EXCESS_BYTES_MAX`].
-    TooFull,
 }
 
 /// Bytes that a process takes beyond its memory at most for long: a segment.
-pub(super) const EXCESS_BYTES_MAX: u64 = SEGMENT_BYTES_MAX as u64;
+const EXCESS_BYTES_MAX: u64 = SEGMENT_BYTES_MAX as u64;
 
 impl MemoryFill {
     pub fn of(taken: u64, bytes_max: u64) -> MemoryFill {
         match taken {
-            _ if taken > bytes_max + EXCESS_BYTES_MAX => MemoryFill::TooFull,
             _ if taken > bytes_max => MemoryFill::Full,
             _ if taken < bytes_max / 4 => MemoryFill::Little,
             _ => MemoryFill::Some,
@@ -129,24 +126,39 @@ impl MemoryFill {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct MemoryShare {
     pub fill: MemoryFill,
+    /// What they take beyond their memory, if that is more than [`EXCESS_BYTES_MAX`].
+    excess: usize,
     /// Half of the memory, in equal parts for all logs.
-    pub fair_bytes: usize,
+    fair_bytes: usize,
+    /// All logs take at most a quarter more than their memory, and two segments.
+    may_become_fair: bool,
 }
 
 impl MemoryShare {
     /// Nothing is known yet.
-    pub const UNKNOWN: MemoryShare = MemoryShare { fill: MemoryFill::Little, fair_bytes: 0 };
+    pub const UNKNOWN: MemoryShare =
+        MemoryShare { fill: MemoryFill::Little, excess: 0, fair_bytes: 0, may_become_fair: false };
+
+    /// The share of this number of logs, which take `taken` bytes of `bytes_max`.
+    pub fn of(taken: u64, bytes_max: u64, logs: usize) -> MemoryShare {
+        let excess = taken.saturating_sub(bytes_max);
+        MemoryShare {
+            fill: MemoryFill::of(taken, bytes_max),
+            excess: if excess > EXCESS_BYTES_MAX { excess as usize } else { 0 },
+            fair_bytes: bytes_max as usize / (2 * logs.max(1)),
+            may_become_fair: excess <= bytes_max / 4 + 2 * EXCESS_BYTES_MAX,
+        }
+    }
 
     /// Whether memory is to be counted again after a log has changed.
     #[inline]
     pub fn is_changed(self, before: LogExtent, now: LogExtent) -> bool {
-        let is_too_full = self.fill == MemoryFill::TooFull;
-        before.taken != now.taken || is_too_full && before.segment != now.segment
+        before.taken != now.taken || self.excess > 0 && before.segment != now.segment
     }
 
     #[inline]
     pub fn is_full(self) -> bool {
-        matches!(self.fill, MemoryFill::Full | MemoryFill::TooFull)
+        self.fill == MemoryFill::Full
     }
 }
 
@@ -208,8 +220,18 @@ impl Releases for PairReleases<'_> {
     }
 
     #[cold]
+    fn excess_bytes(&self) -> usize {
+        self.memory.excess
+    }
+
+    #[cold]
     fn fair_bytes(&self) -> usize {
         self.memory.fair_bytes
+    }
+
+    #[cold]
+    fn may_become_fair(&self) -> bool {
+        self.memory.may_become_fair
     }
 
     /// Where a log is soon released, its segments are used again and again, and small ones are left

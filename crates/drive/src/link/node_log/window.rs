@@ -284,12 +284,13 @@ impl Mapped {
         self.has_huge_pages = advised == 0;
     }
 
-    /// Lets the kernel map the pages before `end`, and more behind them, many at once: each page
-    /// that is first touched by a store costs more.
+    /// Lets the kernel map the pages from `start` to `end`, many at once, if none so far behind was
+    /// mapped that way: each page that is first touched by a store costs more.
     #[inline]
-    pub fn prepare(&mut self, end: usize) {
+    pub fn prepare(&mut self, start: usize, end: usize) {
         let end = if self.has_huge_pages { end.min(HUGE_PAGE) } else { end };
         if end > self.prepared {
+            self.prepared = self.prepared.max(start);
             self.prepare_more(end);
         }
     }
