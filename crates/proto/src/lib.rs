@@ -20,6 +20,7 @@
 //! | [`log`] | logs of the senders: segments, deliveries, releases |
 //! | [`recent_determinants`] | the last determinants of a process whose relay is on another node |
 //! | [`path`] | one path to a peer: delay, rate, congestion, pacing, size of datagrams |
+//! | [`replay`] | what a recorded process repeats after a restart |
 //! | [`channel`] | frames that were sent and not acknowledged, or received and not delivered |
 //! | [`slab`] | numbered slots for operations in flight |
 //! | [`credit`] | tokens for eager bytes |
@@ -48,6 +49,7 @@ pub mod path;
 pub mod range;
 pub mod recent_determinants;
 pub mod relay;
+pub mod replay;
 pub mod route;
 pub mod setting;
 pub mod slab;

@@ -5,40 +5,15 @@
 //! seven bits to a byte.
 
 use super::byte_log::{ByteLog, Cursor};
-use crate::wire::frame::Header;
-use crate::wire::{Malformed, frame::Kind};
+use crate::replay::Determinant;
 
-/// A determinant: the deliveries and the clock step of one poll.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Determinant {
-    /// Polls since the previous determinant.
-    pub polls: u64,
-    /// Number of delivered frames. 0: the clock has advanced, and a timer was due.
-    pub frames: u32,
-    /// Microseconds that the endpoint's clock has advanced since the previous determinant.
-    pub micros: u64,
+fn numbers(determinant: Determinant) -> [u64; 3] {
+    [determinant.polls, determinant.frames.into(), determinant.micros]
 }
 
-impl Determinant {
-    /// Reads a determinant from the header of a [`Kind::Determinant`] frame.
-    pub fn of(header: &Header) -> Result<Self, Malformed> {
-        let &Header { kind, length, sequence: polls, credit: frames, delivered: micros, .. } =
-            header;
-        debug_assert_eq!(kind, Kind::Determinant);
-        if length > 0 || polls == 0 || (frames == 0 && micros == 0) {
-            return Err(Malformed("a determinant delivers nothing"));
-        }
-        Ok(Self { polls, frames, micros })
-    }
-
-    fn numbers(self) -> [u64; 3] {
-        [self.polls, self.frames as u64, self.micros]
-    }
-
-    /// Bytes that the determinant takes in the log.
-    pub fn bytes(self) -> usize {
-        self.numbers().into_iter().map(|number| number_bytes(number) as usize).sum()
-    }
+/// Bytes that a determinant takes in the log.
+pub(super) fn bytes_of(determinant: Determinant) -> usize {
+    numbers(determinant).into_iter().map(|number| number_bytes(number) as usize).sum()
 }
 
 /// Position of a determinant in the log, with the sums over all determinants before it.
@@ -125,7 +100,7 @@ impl DeterminantLog {
     pub fn push(&mut self, determinant: Determinant) {
         let mut list = [0; 3 * NUMBER_BYTES_MAX];
         let mut length = 0;
-        for mut number in determinant.numbers() {
+        for mut number in numbers(determinant) {
             while number >= 1 << 7 {
                 list[length] = number as u8 | 1 << 7;
                 length += 1;
@@ -190,12 +165,12 @@ mod tests {
         for determinant in &all {
             let before = list.bytes();
             list.push(*determinant);
-            assert_eq!(list.bytes() - before, determinant.bytes() as u64, "{determinant:?}");
+            assert_eq!(list.bytes() - before, bytes_of(*determinant) as u64, "{determinant:?}");
         }
         let mut cursor = Cursor::default();
         assert!(core::iter::from_fn(|| list.read(&mut cursor)).eq(all.iter().copied()));
         assert_eq!(list.count(), all.len() as u64);
-        assert_eq!(determinant(100, 1, 15_000).bytes(), 4, "the usual one");
+        assert_eq!(bytes_of(determinant(100, 1, 15_000)), 4, "the usual one");
     }
 
     #[test]

@@ -8,7 +8,7 @@
 use alloc::vec::Vec;
 
 use super::checkpoint_position::CheckpointPosition;
-use super::determinant_log::Determinant;
+use super::determinant_log::bytes_of;
 use super::divergence::{SENT_DIGEST_BYTES, SentDigest};
 use super::log_status::{LogExcerpt, LogStatus};
 use super::log_storage::{DiskRequest, LogEvent, LogLimits};
@@ -26,6 +26,7 @@ use super::segment_buffers::SegmentId;
 use super::switch::{HOPS_AT, Switch};
 use super::writer::Writer;
 use crate::id::Address;
+use crate::replay::Determinant;
 use crate::route::routing_table::LinkId;
 use crate::wire::Malformed;
 use crate::wire::frame::{HEADER_BYTES, Header, Kind};
@@ -161,9 +162,9 @@ impl Recovery {
         let (Some(logs), Some(address)) = (&mut self.logs, address) else { return Err(NO_LOG) };
         if header.kind == Kind::Determinant {
             let determinant = Determinant::of(header)?;
-            if let Some((log, _)) = logs.log_mut(address, determinant.bytes()) {
+            if let Some((log, _)) = logs.log_mut(address, bytes_of(determinant)) {
                 log.determinants.push(determinant);
-                switch.counters.determinant_bytes += determinant.bytes() as u64;
+                switch.counters.determinant_bytes += bytes_of(determinant) as u64;
                 switch.counters.delivered_frames += determinant.frames as u64;
             }
             return Ok(());

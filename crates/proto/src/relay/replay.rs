@@ -19,7 +19,7 @@ use alloc::collections::BTreeSet;
 
 use super::byte_log::Cursor;
 use super::checkpoint_position::CheckpointPosition;
-use super::determinant_log::{Determinant, DeterminantLog};
+use super::determinant_log::DeterminantLog;
 use super::empty_frame::empty;
 use super::log_storage::{LogStorage, READ_AHEAD};
 use super::output_queue::OutputQueue;
@@ -28,6 +28,7 @@ use super::replay_state::ReplayState;
 use super::segmented_log::{FrameLookup, SegmentPosition, SegmentedLog};
 use super::writer::Writer;
 use crate::id::Address;
+use crate::replay::Determinant;
 use crate::route::byte_queue::ChunkPool;
 use crate::wire::frame::{HEADER_BYTES, Header, Kind};
 

@@ -24,7 +24,7 @@ use super::path_report::PathReport;
 use super::peer_table::PeerTable;
 use super::pending_peers::PendingPeers;
 use super::receive_buffers::ReceiveBuffers;
-use super::replay::Replay;
+use super::recording::Recording;
 use crate::abi::{self, Errno, FiAddr};
 use crate::tick_clock::Clock;
 
@@ -42,7 +42,7 @@ pub struct DataPath {
     /// UDP paths, if the setting `udp` is on.
     pub(super) datagrams: Option<Box<Datagrams>>,
     /// State of recording and replay, if this process is recorded.
-    pub(super) replay: Option<Replay>,
+    pub(super) recording: Option<Recording>,
     /// Where sending pauses, if messages go to other nodes by logs.
     pub(super) pieces: LogPieces,
 }

@@ -24,7 +24,7 @@
 //! | `departed_peers` | receives that wait for a peer that has left |
 //! | `integrity` | checksums of frames that cross a network |
 //! | `sent_nondeterminism` | the nondeterminism record, for a relay on another node |
-//! | `replay` | determinants of message delivery, and the state of their replay |
+//! | `recording` | the recording of message delivery, and its replay |
 //! | `recorded_uplink` | what a recorded process and its relay say about recording |
 //! | `udp_path` | one end of a UDP path |
 //! | `carrier` | what transports the frames of a link |
@@ -111,10 +111,10 @@ mod receive_buffers;
 mod reconnect;
 mod recorded_polls;
 mod recorded_uplink;
+mod recording;
 mod relay_attachment;
 mod remote_transfer;
 mod repair;
-mod replay;
 pub mod request;
 mod sent_nondeterminism;
 mod serve;
@@ -277,7 +277,7 @@ impl Engine {
             datagrams: settings
                 .datagrams
                 .map(|congestion| Box::new(Datagrams::new(congestion, settings.integrity))),
-            replay: identity.recovers.then(|| replay::Replay::new(start)),
+            recording: identity.recovers.then(|| recording::Recording::new(start)),
             pieces: LogPieces::default(),
         };
         let connections = Connections {
@@ -482,7 +482,7 @@ impl Engine {
         }
         self.connections.uplink.log_corrupt();
         self.connections.data.path_report().log_paths();
-        self.connections.data.replay.iter_mut().for_each(|replay| replay.is_closing = true);
+        self.connections.data.recording.iter_mut().for_each(|replay| replay.is_closing = true);
         for peer in self.connections.data.peers.active(&self.connections.data.core) {
             self.connections.data.core.channel_mut(peer).goodbye();
         }

@@ -47,7 +47,7 @@ impl Engine {
     /// hello under way or has no relay.
     #[cold]
     pub(super) fn quiesce_for_checkpoint(&mut self) {
-        let Some(replay) = &self.connections.data.replay else { return };
+        let Some(replay) = &self.connections.data.recording else { return };
         if replay.is_closing
             || replay.is_replaying()
             || self.connections.connector.is_busy()
@@ -115,7 +115,7 @@ impl Engine {
         let own = &mut self.connections.data.own.introduction;
         if !is_same {
             let real = self.poll_state.time();
-            self.connections.data.replay.iter_mut().for_each(|replay| replay.resume_clock(real));
+            self.connections.data.recording.iter_mut().for_each(|replay| replay.resume_clock(real));
         }
         (own.incarnation, own.log_position) = (incarnation, LogPosition { kept, ..standing });
         match logs {

@@ -48,8 +48,8 @@ impl Connections {
         let mut bytes = 0;
         let outcome = self.data.read_frames(&mut link, &mut frames, &mut bytes);
         self.data.links[id] = Some(link);
-        if let Some(replay) = &mut self.data.replay {
-            replay.taken += bytes;
+        if let Some(replay) = &mut self.data.recording {
+            replay.note_taken(bytes);
         }
         if !self.data.pending.is_empty() {
             self.handle_pending();
@@ -172,7 +172,7 @@ impl DataPath {
         sum: Checksum,
         bad: Fault,
     ) -> io::Result<()> {
-        if from.is_some() || sum == Checksum::Off || self.replay.is_some() {
+        if from.is_some() || sum == Checksum::Off || self.recording.is_some() {
             return Err(fault(bad.0));
         }
         // A peer that was given up may not have noticed yet.

@@ -6,13 +6,14 @@
 //! advances, outside of a poll.
 
 use landbridge_proto::path::time::{MILLISECOND, Time};
+use landbridge_proto::replay::PollAction;
 
 use super::Engine;
 use super::carrier::Carrier;
 use super::data_path::DataPath;
 use super::link_table::FRAMES_PER_TURN;
 use super::recorded_uplink::RecordedUplink;
-use super::replay::{PollAction, Replay};
+use super::recording::Recording;
 use crate::interposer;
 
 /// How often a replay looks for a frame before it sleeps until somebody sends it.
@@ -24,7 +25,7 @@ impl Engine {
     /// Whether deliveries of this process are recorded.
     #[inline]
     pub fn is_recorded(&self) -> bool {
-        self.connections.data.replay.is_some()
+        self.connections.data.recording.is_some()
     }
 
     /// Executes a poll of the program: delivers the frames that replay prescribes, or the frames
@@ -40,20 +41,33 @@ impl Engine {
             // Events can only report the end of the relay connection, which ends this process.
             self.poll_epoll(0);
         }
-        if self.connections.data.replay.as_ref().is_some_and(Replay::needs_determinant) {
+        if self
+            .connections
+            .data
+            .recording
+            .as_ref()
+            .is_some_and(|recording| recording.needs_determinant())
+        {
             self.connections
                 .recorded_uplink()
                 .iter_mut()
                 .for_each(RecordedUplink::await_determinant);
         }
-        let Some(poll) = self.connections.data.replay.as_mut().map(Replay::poll) else { return 0 };
+        let Some(poll) = self.connections.data.recording.as_mut().map(Recording::poll) else {
+            return 0;
+        };
         let Some(id) = self.connections.uplink.link() else { return 0 };
         let frames = match poll {
             PollAction::Nothing => 0,
             PollAction::Replay(determinant) => {
                 let now = self.connections.data.advance_time(determinant.micros, real);
                 let frames = self.replay_frames(id, determinant.frames);
-                if self.connections.data.replay.as_ref().is_some_and(Replay::has_outrun_relay)
+                if self
+                    .connections
+                    .data
+                    .recording
+                    .as_ref()
+                    .is_some_and(|recording| recording.has_outrun_relay())
                     && let Some(mut recorded) = self.connections.recorded_uplink()
                 {
                     recorded.send_determinant(determinant);
@@ -66,7 +80,7 @@ impl Engine {
             {
                 let real = self.poll_state.time();
                 let micros =
-                    self.connections.data.replay.as_ref().map_or(0, |replay| replay.lag(real));
+                    self.connections.data.recording.as_ref().map_or(0, |replay| replay.lag(real));
                 let now = self.connections.data.advance_time(micros, real);
                 let frames = self.connections.poll_ring(id);
                 if let Some(mut recorded) = self.connections.recorded_uplink() {
@@ -100,7 +114,7 @@ impl Engine {
             }
         }
         self.connections.data.links.frames_per_turn = FRAMES_PER_TURN;
-        if let Some(replay) = &self.connections.data.replay {
+        if let Some(replay) = &self.connections.data.recording {
             replay.log_if_complete();
         }
         wanted as usize
@@ -127,14 +141,14 @@ impl DataPath {
     /// Whether a frame has arrived, or a timer is due by the real clock.
     #[inline]
     fn has_cause(&mut self, id: usize, real: Time) -> bool {
-        let is_due = |replay: &Replay| replay.is_due(real, || self.core.schedule().next_wake());
-        self.replay.as_ref().is_some_and(is_due) || self.links.has_frame(id)
+        let is_due = |it: &Recording| it.is_due(real, || self.core.schedule().next_wake());
+        self.recording.as_ref().is_some_and(is_due) || self.links.has_frame(id)
     }
 
     /// Advances the protocol clock by `micros` microseconds, and passes the new time to the
     /// protocol.
     fn advance_time(&mut self, micros: u64, real: Time) -> Time {
-        let Some(replay) = &mut self.replay else { return real };
+        let Some(replay) = &mut self.recording else { return real };
         let now = replay.advance(micros, real);
         self.core.set_time(now);
         now

@@ -17,11 +17,12 @@ use landbridge_drive::link::recorded::RecordedLink;
 use landbridge_drive::link::shm::ShmLink;
 use landbridge_proto::id::{Address, EXIT_UNRECOVERABLE, EXIT_UPLINK_LOST};
 use landbridge_proto::relay::Divergence;
+use landbridge_proto::replay::Determinant;
 use landbridge_proto::wire::frame::{HEADER_BYTES, Header, Kind};
 
 use super::identity::Identity;
 use super::local_endpoint::LocalEndpoint;
-use super::replay::{Determinant, Replay};
+use super::recording::Recording;
 use super::sent_nondeterminism::SentNondeterminism;
 use crate::{host, interposer, log};
 
@@ -33,13 +34,13 @@ const FINISH_TIME_MAX: Duration = Duration::from_secs(10);
 
 /// Ends this process, of which a frame cannot go into its log.
 #[cold]
-pub fn end_at_logs(replay: &Option<Replay>, own: &LocalEndpoint, error: io::Error) -> ! {
+pub fn end_at_logs(recording: &Option<Recording>, own: &LocalEndpoint, error: io::Error) -> ! {
     let other = error.get_ref().and_then(|inner| inner.downcast_ref::<OtherFrame>());
-    let Some((other, replay)) = other.zip(replay.as_ref()) else {
+    let Some((other, recording)) = other.zip(recording.as_ref()) else {
         end_process(&error.to_string());
     };
-    let (frame, incarnation) = (replay.standing(0).sent, own.introduction.incarnation);
-    let what = replay.divergence(frame);
+    let (frame, incarnation) = (recording.standing(0).sent, own.introduction.incarnation);
+    let what = recording.divergence(frame);
     match Divergence::between((own.address, incarnation, frame), &other.was, &other.is) {
         Some(both) => end_process(&format!("{what}: {both}")),
         None => end_process(&what),
@@ -83,7 +84,7 @@ impl RecordedCarrier<'_> {
 
 /// The state of recording, and the link to the relay while there is one.
 pub struct RecordedUplink<'a> {
-    pub replay: &'a mut Replay,
+    pub recording: &'a mut Recording,
     pub carrier: Option<RecordedCarrier<'a>>,
     /// The address of this endpoint.
     pub own: Address,
@@ -96,7 +97,7 @@ impl RecordedUplink<'_> {
     pub fn begin_replay(&mut self) -> io::Result<()> {
         if let Some(RecordedCarrier::Logs(logs)) = &self.carrier {
             let earlier = logs.earlier();
-            self.replay.begin_from_logs(earlier.deliveries, earlier.sent);
+            self.recording.begin_from_logs(earlier.deliveries, earlier.sent);
             return Ok(());
         }
         let deadline = Instant::now() + REPLAY_TIME_MAX;
@@ -133,7 +134,7 @@ impl RecordedUplink<'_> {
         }
         let is_local = matches!(self.carrier, Some(RecordedCarrier::Ring(_)));
         let local_count = if is_local { 0 } else { interposer::determinant_count() };
-        self.replay.begin(&header, nondeterminism_sent, local_count)
+        self.recording.begin_from_relay(&header, nondeterminism_sent, local_count)
     }
 
     /// Reads the next frame of the log from the relay, if the frame has arrived.
@@ -159,15 +160,20 @@ impl RecordedUplink<'_> {
     /// Waits until the determinant of the next poll is known.
     #[cold]
     pub fn await_determinant(&mut self) {
-        if !self.replay.awaits_relay() {
-            let number = self.replay.next_number();
+        if !self.recording.awaits_relay() {
+            let number = self.recording.next_number();
             let determinant = match &mut self.carrier {
                 Some(RecordedCarrier::Logs(logs)) => {
                     logs.next_delivery().unwrap_or_else(|error| end_process(&error.to_string()))
                 }
                 _ => interposer::determinant(number),
             };
-            return self.replay.take_local_determinant(determinant);
+            let determinant = determinant.map(|[polls, frames, micros]| Determinant {
+                polls,
+                frames: frames as u32,
+                micros,
+            });
+            return self.recording.take_local_determinant(determinant);
         }
         let header = loop {
             match self.receive_determinant() {
@@ -180,7 +186,10 @@ impl RecordedUplink<'_> {
                 Err(error) => self.end_relay_lost(&error.to_string()),
             }
         };
-        self.replay.take_determinant(&header);
+        match Determinant::of(&header) {
+            Ok(determinant) => self.recording.take_determinant(determinant),
+            Err(bad) => self.end_relay_lost(bad.0),
+        }
     }
 
     /// Yields while the relay has to act before this process can continue. Ends this process if the
@@ -198,7 +207,7 @@ impl RecordedUplink<'_> {
         if frames == 0 && micros == 0 {
             return;
         }
-        let (number, determinant) = self.replay.note_determinant(frames, micros);
+        let (number, determinant) = self.recording.note_determinant(frames, micros);
         if let Some(RecordedCarrier::Logs(logs)) = &mut self.carrier {
             return logs.note_delivery(determinant.polls, micros);
         }
@@ -237,7 +246,7 @@ impl RecordedUplink<'_> {
         match &mut self.carrier {
             Some(RecordedCarrier::Ring(ring)) => Ok(ring.send(bytes, &[])),
             Some(RecordedCarrier::Stream(stream)) => {
-                self.replay.send_nondeterminism(self.own, stream)?;
+                self.recording.send_nondeterminism(self.own, stream)?;
                 stream.send(bytes, &[]).map(|()| true)
             }
             Some(RecordedCarrier::Logs(_)) | None => Ok(true),
@@ -248,7 +257,7 @@ impl RecordedUplink<'_> {
     /// checkpoint can be restored on any node.
     pub fn send_nondeterminism(&mut self) {
         if let Some(RecordedCarrier::Stream(stream)) = &mut self.carrier
-            && let Err(error) = self.replay.send_nondeterminism(self.own, stream)
+            && let Err(error) = self.recording.send_nondeterminism(self.own, stream)
         {
             self.end_relay_lost(&error.to_string());
         }
@@ -313,7 +322,7 @@ impl RecordedUplink<'_> {
     #[cold]
     pub fn end_relay_lost(&mut self, why: &str) -> ! {
         self.end_if_refused();
-        let why = &self.replay.at_position(why);
+        let why = &self.recording.at_position(why);
         match self.identity.has_local_relay() {
             true => end_process(why),
             false => end_with(EXIT_UPLINK_LOST, &format!("this process has lost its relay: {why}")),
@@ -322,7 +331,7 @@ impl RecordedUplink<'_> {
 
     #[cold]
     fn end_diverged(&self, frame: u64) -> ! {
-        end_process(&self.replay.divergence(frame))
+        end_process(&self.recording.divergence(frame))
     }
 }
 

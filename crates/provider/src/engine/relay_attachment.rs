@@ -126,7 +126,7 @@ impl Connections {
 
     /// The exchange with the relay about recording, if this process is recorded.
     pub(super) fn recorded_uplink(&mut self) -> Option<RecordedUplink<'_>> {
-        let replay = self.data.replay.as_mut()?;
+        let recording = self.data.recording.as_mut()?;
         let link = self.uplink.link().and_then(|id| self.data.links[id].as_mut());
         let carrier = link.and_then(|link| match &mut link.carrier {
             Carrier::Shm(ring) => Some(RecordedCarrier::Ring(ring)),
@@ -135,7 +135,7 @@ impl Connections {
             _ => None,
         });
         Some(RecordedUplink {
-            replay,
+            recording,
             carrier,
             own: self.data.own.address,
             identity: self.data.identity,

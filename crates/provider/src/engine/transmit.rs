@@ -20,7 +20,6 @@ use super::links::Link;
 use super::memory::{Bytes, copied_bytes};
 use super::peer_state::SendState;
 use super::recorded_uplink::end_at_logs;
-use super::replay::Replay;
 use super::request::SendRequest;
 use crate::completion::{Completion, OperationKind};
 
@@ -148,7 +147,7 @@ impl DataPath {
         // SAFETY: the memory is valid during this call.
         let copy = unsafe { integrity::fill_in(link.sum, &mut frame, Some((&memory, 0, size))) };
         let sent = match &mut link.carrier {
-            Carrier::Shm(_) if self.replay.is_some() => return false,
+            Carrier::Shm(_) if self.recording.is_some() => return false,
             Carrier::Shm(ring) => send_to_ring(ring, frame.front(), pieces.as_slice()),
             // SAFETY: the memory is valid during this call; bytes that the stream holds are copied
             // below.
@@ -165,8 +164,8 @@ impl DataPath {
                     frame.front(),
                     &slices_of(pieces.as_slice())[..pieces.as_slice().len()],
                 )
-                .unwrap_or_else(|error| end_at_logs(&self.replay, &self.own, error));
-                self.replay.iter_mut().for_each(Replay::note_sent);
+                .unwrap_or_else(|error| end_at_logs(&self.recording, &self.own, error));
+                self.recording.iter_mut().for_each(|recording| recording.note_sent());
                 Sent::All
             }
             Carrier::Recorded(_) | Carrier::Datagram(_) | Carrier::Loopback => return false,
@@ -201,8 +200,9 @@ impl DataPath {
             return Ok(());
         }
         let path = link.path;
-        let is_recorded = self.replay.is_some();
-        if let (Some(replay), Carrier::Recorded(stream)) = (&mut self.replay, &mut link.carrier) {
+        let is_recorded = self.recording.is_some();
+        if let (Some(replay), Carrier::Recorded(stream)) = (&mut self.recording, &mut link.carrier)
+        {
             replay.send_nondeterminism(self.own.address, stream)?;
         }
         let target = self.core.address(peer).index() as usize;
@@ -227,7 +227,7 @@ impl DataPath {
                     let slices = slices_of(pieces);
                     match logs.send(target, frame.front(), &slices[..pieces.len()]) {
                         Ok(()) => Sent::All,
-                        Err(error) => end_at_logs(&self.replay, &self.own, error),
+                        Err(error) => end_at_logs(&self.recording, &self.own, error),
                     }
                 }
                 // SAFETY: the memory is valid until the operation completes.
@@ -245,7 +245,7 @@ impl DataPath {
             link.health.has_sent = true;
             if sent == Sent::All {
                 self.core.transmitted(peer, path, true, copy);
-                if let Some(replay) = &mut self.replay {
+                if let Some(replay) = &mut self.recording {
                     replay.note_sent();
                     self.pieces.note_appended(peer, bytes);
                 }

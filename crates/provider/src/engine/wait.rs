@@ -26,7 +26,7 @@ use super::carrier::Carrier;
 use super::data_path::DataPath;
 use super::event_token::EventToken;
 use super::identity::Identity;
-use super::replay::Replay;
+use super::recording::Recording;
 
 /// Polls that are no further apart than this come from a loop that does nothing else. MPICH yields
 /// the processor between its polls, a system call that takes longer than many looks at a ring.
@@ -254,7 +254,7 @@ impl Engine {
             }
             policy.note_nothing(now, around)
         });
-        match self.connections.data.replay.as_ref().is_some_and(Replay::is_replaying) {
+        match self.connections.data.recording.as_ref().is_some_and(Recording::is_replaying) {
             true => Advice::GoOn,
             false => advice.unwrap_or(Advice::GoOn),
         }
@@ -542,7 +542,7 @@ impl Engine {
         let Some(wake) = self.connections.data.core.schedule().next_wake() else { return most };
         let real = self.poll_state.time();
         let now =
-            self.connections.data.replay.as_ref().map_or(real, |replay| replay.caught_up(real));
+            self.connections.data.recording.as_ref().map_or(real, |replay| replay.caught_up(real));
         wake.nanos_since(now).min(most)
     }
 

@@ -1,8 +1,8 @@
 //! A process that may be killed: a program, its endpoint, and the driver that delivers frames at
 //! polls and replays them.
 //!
-//! The driver is a minimal model of the provider's driver (`engine/replay.rs`): one ring in each
-//! direction, and one path to every peer.
+//! The driver is a minimal model of the provider's (`engine/recorded_polls.rs`), with the same
+//! state machine for what is replayed: one ring in each direction, and one path to every peer.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -14,6 +14,7 @@ use landbridge_proto::endpoint::{
 };
 use landbridge_proto::id::Address;
 use landbridge_proto::path::time::{MICROSECOND, Time};
+use landbridge_proto::replay::{Determinant, PollAction, ReplayCursor};
 use landbridge_proto::wire::frame::{Header, Kind};
 use landbridge_proto::wire::hello::LogPosition;
 use landbridge_testbed::endpoint::{ByteStore, DrivenEndpoint, Frame};
@@ -113,15 +114,6 @@ pub struct Task {
     pub planted: Option<PlantedFault>,
 }
 
-/// A determinant: at poll number `polls` since the determinant before, `frames` frames were
-/// delivered, after `micros` microseconds.
-#[derive(Clone, Copy, Debug)]
-struct Determinant {
-    polls: u64,
-    frames: u32,
-    micros: u64,
-}
-
 /// The result of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StepResult {
@@ -148,9 +140,11 @@ pub struct Process {
     /// Bytes from the relay.
     down: Vec<u8>,
     pub program: SimulatedProgram,
-    pub cursor: ReplayCursor,
-    clock: Clock,
-    record: RecordedDeterminants,
+    pub cursor: ReplayProgress,
+    /// The protocol's time.
+    now: Time,
+    /// All determinants in the relay's format, with their frames.
+    record: Vec<u8>,
 }
 
 /// The program of the process.
@@ -168,37 +162,16 @@ pub struct SimulatedProgram {
 }
 
 /// How far the incarnation has replayed the earlier ones.
-#[derive(Default)]
-pub struct ReplayCursor {
+pub struct ReplayProgress {
     is_opened: bool,
-    next: Option<Determinant>,
-    unreplayed: u32,
-    sent: u64,
-    sent_before: u64,
-    polls_since_determinant: u64,
+    replay: ReplayCursor,
     /// Polls of this incarnation. `polls_before` counts the polls of the furthest earlier
     /// incarnation.
     pub polls: u64,
     polls_before: u64,
-    /// The determinant that is being replayed, and its number of frames that have not been
-    /// delivered.
-    replaying: Option<(Determinant, u32)>,
+    /// Frames that have not been delivered of the determinant that is being replayed.
+    replaying: Option<u32>,
     pub replayed_determinants: u64,
-}
-
-/// The process's own time, and the clock when it was last set.
-struct Clock {
-    micros: u64,
-    real: u64,
-}
-
-/// All determinants in the relay's format, with their frames.
-#[derive(Default)]
-struct RecordedDeterminants {
-    frames: Vec<u8>,
-    determinants: u64,
-    /// Bytes of the frames.
-    delivered_bytes: u64,
 }
 
 impl Process {
@@ -224,9 +197,16 @@ impl Process {
                 posted: BTreeMap::new(),
                 contexts: 0,
             },
-            cursor: ReplayCursor { polls_before, ..ReplayCursor::default() },
-            clock: Clock { micros: 0, real },
-            record: RecordedDeterminants::default(),
+            cursor: ReplayProgress {
+                is_opened: false,
+                replay: ReplayCursor::new(Time(real * MICROSECOND)),
+                polls: 0,
+                polls_before,
+                replaying: None,
+                replayed_determinants: 0,
+            },
+            now: Time(0),
+            record: Vec::new(),
             task,
         }
     }
@@ -261,11 +241,8 @@ impl Process {
 
     /// Whether a checkpoint can be taken: the process does not replay.
     pub fn may_quiesce(&self) -> bool {
-        let knows_all =
-            self.cursor.is_opened && self.cursor.next.is_none() && self.cursor.unreplayed == 0;
-        let has_done_all = self.cursor.sent >= self.cursor.sent_before
-            && self.cursor.polls >= self.cursor.polls_before;
-        knows_all && has_done_all && self.cursor.replaying.is_none()
+        let ReplayProgress { is_opened, replay, polls, polls_before, replaying, .. } = &self.cursor;
+        *is_opened && replaying.is_none() && !replay.is_replaying(polls < polls_before)
     }
 
     /// Takes a checkpoint. The rings of the process are dropped next, so the relay has to send
@@ -275,22 +252,16 @@ impl Process {
         CheckpointImage {
             log_position: self.log_position(),
             polls: self.cursor.polls,
-            log: self.record.frames.clone(),
+            log: self.record.clone(),
         }
     }
 
     fn log_position(&self) -> LogPosition {
-        LogPosition {
-            determinants: self.record.determinants,
-            taken: self.record.delivered_bytes,
-            sent: self.cursor.sent,
-            kept: 0,
-        }
+        self.cursor.replay.standing(0)
     }
 
-    fn log_determinant(&mut self, polls: u64, frames: u32, micros: u64) {
-        self.record.frames.extend(determinant(Address::ANONYMOUS, polls, frames, micros));
-        self.record.determinants += 1;
+    fn log_determinant(&mut self, Determinant { polls, frames, micros }: Determinant) {
+        self.record.extend(determinant(Address::ANONYMOUS, polls, frames, micros));
     }
 
     /// Whether the program has seen all events that it is to see.
@@ -325,7 +296,7 @@ impl Process {
 
     /// Whether the next poll's work is known.
     fn ready(&mut self) -> Result<bool, Violation> {
-        if self.cursor.is_opened && (self.cursor.next.is_some() || self.cursor.unreplayed == 0) {
+        if self.cursor.is_opened && !self.cursor.replay.needs_determinant() {
             return Ok(true);
         }
         let Some(frame) = self.take_frame() else { return Ok(false) };
@@ -337,12 +308,11 @@ impl Process {
         require!(header.kind == expected, "{} gets {header:?}", self.task.index);
         let (polls, frames, micros) = (header.sequence, header.credit, header.delivered);
         if self.cursor.is_opened {
-            self.cursor.next = Some(Determinant { polls, frames, micros });
-            self.cursor.unreplayed -= 1;
+            self.cursor.replay.take_determinant(Determinant { polls, frames, micros });
             return Ok(true);
         }
-        (self.cursor.is_opened, self.cursor.unreplayed, self.cursor.sent_before) =
-            (true, frames, self.cursor.sent + micros);
+        self.cursor.is_opened = true;
+        self.cursor.replay.begin(header.credit.into(), header.delivered, 0);
         self.ready()
     }
 
@@ -399,41 +369,36 @@ impl Process {
     }
 
     fn poll(&mut self, real: u64) -> Result<StepResult, Violation> {
-        if let Some((determinant, left)) = self.cursor.replaying.take() {
-            return self.replay_determinant(determinant, left);
+        if let Some(left) = self.cursor.replaying.take() {
+            return self.replay_determinant(left);
         }
         self.endpoint.flush_deferred_acks();
         self.cursor.polls += 1;
-        self.cursor.polls_since_determinant += 1;
-        let has_looked_before = self.cursor.polls <= self.cursor.polls_before;
-        match self.cursor.next {
-            Some(next) if next.polls > self.cursor.polls_since_determinant => (),
-            Some(next) => {
-                (self.cursor.next, self.cursor.polls_since_determinant) = (None, 0);
-                self.log_determinant(next.polls, next.frames, next.micros);
-                self.clock.micros += next.micros;
-                self.clock.real = real;
-                let now = self.now();
-                self.endpoint.set_time(now);
+        let real = Time(real * MICROSECOND);
+        match self.cursor.replay.poll(self.cursor.polls <= self.cursor.polls_before) {
+            PollAction::Nothing => (),
+            PollAction::Replay(next) => {
+                self.log_determinant(next);
+                self.advance(next.micros, real);
                 self.cursor.replayed_determinants += 1;
-                return self.replay_determinant(next, next.frames);
+                return self.replay_determinant(next.frames);
             }
-            None if has_looked_before || self.cursor.sent < self.cursor.sent_before => (),
-            None => self.poll_live(real)?,
+            PollAction::Live => self.poll_live(real)?,
         }
         self.drain()?;
         Ok(StepResult::Progress)
     }
 
-    /// Delivers as many frames as the determinant names, as far as the frames have arrived.
-    fn replay_determinant(
-        &mut self,
-        determinant: Determinant,
-        mut left: u32,
-    ) -> Result<StepResult, Violation> {
+    fn advance(&mut self, micros: u64, real: Time) {
+        self.now = self.cursor.replay.advance(micros, real);
+        self.endpoint.set_time(self.now);
+    }
+
+    /// Delivers so many frames of a determinant, as far as they have arrived.
+    fn replay_determinant(&mut self, mut left: u32) -> Result<StepResult, Violation> {
         while left > 0 {
             let Some(frame) = self.take_frame() else {
-                self.cursor.replaying = Some((determinant, left));
+                self.cursor.replaying = Some(left);
                 return Ok(StepResult::NeedsRelay);
             };
             self.deliver_frame(&frame)?;
@@ -443,11 +408,9 @@ impl Process {
         Ok(StepResult::Progress)
     }
 
-    fn poll_live(&mut self, real: u64) -> Result<(), Violation> {
-        let lag = real.saturating_sub(self.clock.real);
-        let then = Time((self.clock.micros + lag) * MICROSECOND);
-        let is_due =
-            lag > 0 && self.endpoint.schedule().next_wake().is_some_and(|wake| wake <= then);
+    fn poll_live(&mut self, real: Time) -> Result<(), Violation> {
+        let lag = self.cursor.replay.lag(real);
+        let is_due = self.cursor.replay.is_due(real, || self.endpoint.schedule().next_wake());
         let mut waiting = Vec::new();
         // A poll delivers 32 frames at most.
         while waiting.len() < 32
@@ -458,34 +421,23 @@ impl Process {
         if !is_due && waiting.is_empty() {
             return Ok(());
         }
-        self.clock.micros += lag;
-        self.clock.real = real;
-        let now = self.now();
-        self.endpoint.set_time(now);
-        self.log_determinant(self.cursor.polls_since_determinant, waiting.len() as u32, lag);
+        self.advance(lag, real);
+        let frames = waiting.len() as u32;
+        let (_, noted) = self.cursor.replay.note_determinant(frames, lag);
+        self.log_determinant(noted);
         for frame in &waiting {
             self.deliver_frame(frame)?;
         }
         // The determinant precedes all frames that follow from it.
-        let frames = waiting.len() as u32;
-        if frames > 0 || lag > 0 {
-            let polls = self.cursor.polls_since_determinant;
-            self.up.extend(determinant(rank(self.task.index), polls, frames, lag));
-            self.cursor.polls_since_determinant = 0;
-        }
+        self.up.extend(determinant(rank(self.task.index), noted.polls, frames, lag));
         self.finish_poll()
     }
 
     fn finish_poll(&mut self) -> Result<(), Violation> {
-        let now = self.now();
-        if self.endpoint.schedule().next_wake().is_some_and(|wake| wake <= now) {
-            self.endpoint.handle_time(now);
+        if self.endpoint.schedule().next_wake().is_some_and(|wake| wake <= self.now) {
+            self.endpoint.handle_time(self.now);
         }
         self.drain()
-    }
-
-    fn now(&self) -> Time {
-        Time(self.clock.micros * MICROSECOND)
     }
 
     /// The next complete frame of the ring, if there is one.
@@ -497,8 +449,8 @@ impl Process {
 
     fn deliver_frame(&mut self, frame: &[u8]) -> Result<(), Violation> {
         let header = Header::parse(frame)?;
-        self.record.frames.extend(frame);
-        self.record.delivered_bytes += frame.len() as u64;
+        self.record.extend(frame);
+        self.cursor.replay.note_taken(frame.len() as u64);
         let peer = self.peer(header.source.index());
         match header.kind {
             Kind::Lost => {
@@ -572,7 +524,7 @@ impl Process {
         while let Some(peer) = self.endpoint.next_busy() {
             while let Some(frame) = self.endpoint.transmit((peer, PATH), &mut ProgramBytes)? {
                 frame.emit(&mut self.up);
-                self.cursor.sent += 1;
+                self.cursor.replay.note_sent();
             }
             self.handle_actions()?;
         }

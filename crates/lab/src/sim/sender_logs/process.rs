@@ -12,7 +12,9 @@
 use std::io::{self, IoSlice};
 use std::os::fd::BorrowedFd;
 
-use landbridge_drive::link::node_log::{ClosedLogs, EarlierCounts, NodeLogs};
+use landbridge_drive::link::node_log::{ClosedLogs, NodeLogs};
+use landbridge_proto::path::time::Time;
+use landbridge_proto::replay::{Determinant, PollAction, ReplayCursor};
 use landbridge_proto::wire::frame::HEADER_BYTES;
 
 use super::super::random::Random;
@@ -71,10 +73,6 @@ impl LoggedProgram {
             received: zeros,
             events: Vec::new(),
         }
-    }
-
-    fn frames_sent(&self) -> u64 {
-        self.sent.iter().sum()
     }
 
     fn is_done(&self) -> bool {
@@ -139,8 +137,7 @@ pub struct ProcessImage {
     pub number: u64,
     program: LoggedProgram,
     logs: ClosedLogs,
-    deliveries: u64,
-    polls: u64,
+    replay: ReplayCursor,
 }
 
 /// What is left to chance in a step.
@@ -166,15 +163,9 @@ pub enum StepEnd {
 pub struct LoggedProcess {
     program: LoggedProgram,
     pub logs: NodeLogs,
-    earlier: EarlierCounts,
-    /// Deliveries from the beginning of the process on.
-    deliveries: u64,
-    /// Polls since the last delivery.
-    polls: u64,
-    /// The delivery that is replayed next: polls, frames, microseconds.
-    next: Option<[u64; 3]>,
+    replay: ReplayCursor,
     /// Frames of the delivery that is replayed which have not arrived on this node yet.
-    awaited: u64,
+    awaited: u32,
     /// The process has begun on another node, or with others of its unit: what it receives again
     /// comes once more.
     awaits_frames: bool,
@@ -190,34 +181,25 @@ impl LoggedProcess {
         file: BorrowedFd<'_>,
     ) -> io::Result<LoggedProcess> {
         let logs = ClosedLogs::new(task.index, job.as_bytes(), bytes_max, task.count)?;
-        LoggedProcess::open(LoggedProgram::new(task), logs, (0, 0), file)
+        LoggedProcess::open(LoggedProgram::new(task), logs, ReplayCursor::new(Time(0)), file)
     }
 
     /// An incarnation that begins from an image.
     pub fn restore(image: &ProcessImage, file: BorrowedFd<'_>) -> io::Result<LoggedProcess> {
         let logs = image.logs.clone().elsewhere();
-        LoggedProcess::open(image.program.clone(), logs, (image.deliveries, image.polls), file)
+        LoggedProcess::open(image.program.clone(), logs, image.replay.clone(), file)
     }
 
     fn open(
         program: LoggedProgram,
         logs: ClosedLogs,
-        (deliveries, polls): (u64, u64),
+        mut replay: ReplayCursor,
         file: BorrowedFd<'_>,
     ) -> io::Result<LoggedProcess> {
         let logs = logs.open(file)?;
         let earlier = logs.earlier();
-        Ok(LoggedProcess {
-            program,
-            logs,
-            earlier,
-            deliveries,
-            polls,
-            next: None,
-            awaited: 0,
-            awaits_frames: false,
-            replayed: 0,
-        })
+        replay.begin_from_logs(earlier.deliveries, earlier.sent);
+        Ok(LoggedProcess { program, logs, replay, awaited: 0, awaits_frames: false, replayed: 0 })
     }
 
     /// The process has begun on another node, or with others of its unit.
@@ -234,8 +216,8 @@ impl LoggedProcess {
         number: u64,
         file: BorrowedFd<'_>,
     ) -> io::Result<(LoggedProcess, ProcessImage)> {
-        let LoggedProcess { program, logs, deliveries, polls, replayed, .. } = self;
-        let image = ProcessImage { number, program, logs: logs.close(), deliveries, polls };
+        let LoggedProcess { program, logs, replay, replayed, .. } = self;
+        let image = ProcessImage { number, program, logs: logs.close(), replay };
         let process = LoggedProcess::restore(&image, file)?;
         Ok((LoggedProcess { replayed, ..process }, image))
     }
@@ -255,16 +237,13 @@ impl LoggedProcess {
     /// Whether the process repeats what earlier incarnations have done. `polls_before`: how many
     /// polls they have made.
     pub fn is_replaying(&self, polls_before: u64) -> bool {
-        self.deliveries < self.earlier.deliveries
-            || self.awaited > 0
-            || self.program.polls < polls_before
-            || self.program.frames_sent() < self.earlier.sent
+        self.awaited > 0 || self.replay.is_replaying(self.program.polls < polls_before)
     }
 
     /// How far the process is, for the developer.
     pub fn state(&self, polls_before: u64) -> String {
         let LoggedProgram { sent, received, polls, .. } = &self.program;
-        let (deliveries, earlier) = (self.deliveries, self.earlier);
+        let (deliveries, earlier) = (self.replay.next_number(), self.logs.earlier());
         format!(
             "sent {sent:?}, received {received:?}, poll {polls} of {polls_before}, {deliveries} \
              deliveries, earlier {earlier:?}"
@@ -281,27 +260,26 @@ impl LoggedProcess {
             return self.go_on_replaying(&mut left);
         }
         self.program.polls += 1;
-        self.polls += 1;
-        if self.next.is_none() && self.deliveries < self.earlier.deliveries {
-            self.next = self.logs.next_delivery().map_err(|error| self.failed(&error))?;
-            require!(self.next.is_some(), "a delivery of {} is missing", self.program.task.index);
+        if self.replay.needs_determinant() {
+            let next = self.logs.next_delivery().map_err(|error| self.failed(&error))?;
+            require!(next.is_some(), "a delivery of {} is missing", self.program.task.index);
+            self.replay.take_local_determinant(next.map(|[polls, frames, micros]| Determinant {
+                polls,
+                frames: frames as u32,
+                micros,
+            }));
         }
-        let is_again =
-            self.program.polls <= polls_before || self.program.frames_sent() < self.earlier.sent;
-        match self.next {
-            Some([polls, ..]) if polls > self.polls => (),
-            Some([polls, frames, micros]) => {
-                require!(polls == self.polls, "a poll of {} was passed", self.program.task.index);
-                self.next = None;
+        match self.replay.poll(self.program.polls <= polls_before) {
+            PollAction::Nothing => (),
+            PollAction::Replay(Determinant { frames, micros, .. }) => {
                 self.program.state = mix(self.program.state, micros);
                 self.awaited = frames;
                 if frames > 0 {
                     return self.go_on_replaying(&mut left);
                 }
-                self.note_end_of_replayed();
+                self.replayed += 1;
             }
-            None if is_again => (),
-            None => {
+            PollAction::Live => {
                 if self.deliver(chance, &mut left)? {
                     return Ok(StepEnd::Killed { is_noted: false });
                 }
@@ -331,13 +309,8 @@ impl LoggedProcess {
                 return Ok(StepEnd::Killed { is_noted: true });
             }
         }
-        self.note_end_of_replayed();
-        self.end_step(left)
-    }
-
-    fn note_end_of_replayed(&mut self) {
-        self.note_end_of_delivery();
         self.replayed += 1;
+        self.end_step(left)
     }
 
     /// Delivers what has arrived, and notes it; returns whether the process is killed before that.
@@ -345,7 +318,7 @@ impl LoggedProcess {
         let mut frames = 0;
         let before = self.program.state;
         self.program.state = mix(before, chance.micros);
-        while frames < chance.frames_max && self.receive()? {
+        while u64::from(frames) < chance.frames_max && self.receive()? {
             frames += 1;
             if is_killed(left) {
                 return Ok(true);
@@ -355,18 +328,14 @@ impl LoggedProcess {
             self.program.state = before;
             return Ok(false);
         }
+        let (number, Determinant { polls, micros, .. }) =
+            self.replay.note_determinant(frames, chance.micros);
         let is_unnoted = self.program.task.planted == Some(LogFault::UnnotedDelivery)
-            && self.deliveries % UNNOTED_EACH == UNNOTED_EACH - 1;
+            && number % UNNOTED_EACH == UNNOTED_EACH - 1;
         if !is_unnoted {
-            self.logs.note_delivery(self.polls, chance.micros);
+            self.logs.note_delivery(polls, micros);
         }
-        self.note_end_of_delivery();
         Ok(false)
-    }
-
-    fn note_end_of_delivery(&mut self) {
-        self.deliveries += 1;
-        self.polls = 0;
     }
 
     /// Handles the next frame; returns whether there was one.
@@ -390,6 +359,7 @@ impl LoggedProcess {
             let sent = self.logs.send(to, &front, &[IoSlice::new(&payload)]);
             sent.map_err(|error| self.failed(&error))?;
             self.program.sent[to] += 1;
+            self.replay.note_sent();
             if is_killed(left) {
                 return Ok(true);
             }

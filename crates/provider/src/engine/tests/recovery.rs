@@ -5,10 +5,10 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 
 use landbridge_drive::link::shm::{Mapper, ShmLink};
-use landbridge_proto::path::time::{MICROSECOND, SECOND};
+use landbridge_proto::path::time::{MICROSECOND, SECOND, Time};
 use landbridge_proto::wire::frame::Kind;
 
-use super::super::replay::Replay;
+use super::super::recording::Recording;
 use super::*;
 
 /// Longer than the protocol waits before it sends a status request for a frame.
@@ -22,6 +22,15 @@ struct Recorded {
 }
 
 impl Recorded {
+    /// Lets the real clock appear to have advanced by so much more.
+    fn pass_time(&mut self, micros: u64) {
+        let Engine { connections, poll_state, .. } = &mut self.party.engine;
+        let real = poll_state.time();
+        let recording = connections.data.recording.as_mut().unwrap();
+        let lag = recording.lag(real) + micros;
+        recording.resume_clock(Time(real.0 - lag * MICROSECOND));
+    }
+
     fn start() -> Recorded {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let ours = ShmLink::dial(ours.into(), Mapper::ANYWHERE).unwrap();
@@ -30,7 +39,8 @@ impl Recorded {
         let mut party = Party::open();
         let nowhere = SocketAddr::from(([127, 0, 0, 1], 9));
         let number = party.av.insert(name_at(nowhere, 1));
-        party.engine.connections.data.replay = Some(Replay::new(party.engine.poll_state.time()));
+        party.engine.connections.data.recording =
+            Some(Recording::new(party.engine.poll_state.time()));
         let id = party.attach_relay(Link::new(Carrier::Shm(Box::new(ours)), None));
         let engine = &mut party.engine;
         let peer = engine.connections.data.peer_of(number).unwrap();
@@ -83,7 +93,7 @@ fn what_was_asked_because_of_the_time_alone_is_asked_again_at_the_same_poll() {
     first.poll(3);
     let before = first.sent();
     assert_eq!(kinds(&before), [Kind::Message], "no determinant of polls in vain");
-    first.party.engine.connections.data.replay.as_mut().unwrap().pass_time(LONG_MICROS);
+    first.pass_time(LONG_MICROS);
     first.poll(3);
     let asked = first.sent();
     assert_eq!(
@@ -99,15 +109,15 @@ fn what_was_asked_because_of_the_time_alone_is_asked_again_at_the_same_poll() {
     second.party.send(second.number).unwrap();
     second.poll(3);
     assert_eq!(second.sent(), before);
-    assert!(second.party.engine.connections.data.replay.as_ref().unwrap().is_replaying());
+    assert!(second.party.engine.connections.data.recording.as_ref().unwrap().is_replaying());
     second.poll(1);
     assert_eq!(second.sent(), asked[1..], "without a moment's wait");
-    assert!(!second.party.engine.connections.data.replay.as_ref().unwrap().is_replaying());
+    assert!(!second.party.engine.connections.data.recording.as_ref().unwrap().is_replaying());
     // The second incarnation continues as the first would have.
-    second.party.engine.connections.data.replay.as_mut().unwrap().pass_time(LONG_MICROS);
+    second.pass_time(LONG_MICROS);
     second.poll(1);
     assert_eq!(second.sent().len(), 0, "the second question waits twice as long");
-    second.party.engine.connections.data.replay.as_mut().unwrap().pass_time(LONG_MICROS);
+    second.pass_time(LONG_MICROS);
     second.poll(1);
     assert_eq!(kinds(&second.sent()), [Kind::Determinant, Kind::StatusRequest]);
 }
