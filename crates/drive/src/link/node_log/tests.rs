@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 
 use landbridge_proto::log::layout::{
-    FILE_BYTES, IMAGES_WANTED_AT, IN_UNIT, IS_LOCAL, LOCAL_AT, NO_IMAGES_AT, NOTHING_WAITS,
-    STABLE_AT, UNIT_KEEPS_AT, control_at, discarded_at, release_at, report_at,
+    FILE_BYTES, HUGE_PAGES_AT, IMAGES_WANTED_AT, IN_UNIT, IS_LOCAL, LOCAL_AT, NO_IMAGES_AT,
+    NOTHING_WAITS, STABLE_AT, UNIT_KEEPS_AT, control_at, discarded_at, release_at, report_at,
 };
 use landbridge_proto::log::release::LogPositions;
 use landbridge_proto::log::unit::emptied_log;
@@ -307,6 +307,25 @@ fn full_memory_costs_restarts_and_nothing_else() {
         let closed = ClosedLogs::new(process, node.job.as_bytes(), 2 << 20, 4).unwrap();
         let error = closed.open(node.file.as_fd()).map(drop).unwrap_err();
         assert!(error.to_string().contains("not kept any more"), "{process}: {error}");
+    }
+}
+
+/// Huge pages are not prepared, wherever an incarnation begins.
+#[test]
+fn an_incarnation_appends_behind_huge_pages_that_it_has_not_prepared() {
+    let node = Node::new("huge", 2);
+    node.write(HUGE_PAGES_AT, 1);
+    let mut zero = node.begin(0, 1 << 30);
+    for number in 0..3_000_u32 {
+        send(&mut zero, 1, &[number as u8; 1000]).unwrap();
+    }
+    drop(zero);
+    let (mut zero, mut one) = (node.begin(0, 1 << 30), node.begin(1, 1 << 30));
+    for number in 0..9_000_u32 {
+        send(&mut zero, 1, &[number as u8; 1000]).unwrap();
+    }
+    for number in 0..9_000_u32 {
+        assert_eq!(receive(&mut one).unwrap(), [number as u8; 1000]);
     }
 }
 

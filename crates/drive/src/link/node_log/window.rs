@@ -289,7 +289,7 @@ impl Mapped {
     #[inline]
     pub fn prepare(&mut self, start: usize, end: usize) {
         let end = if self.has_huge_pages { end.min(HUGE_PAGE) } else { end };
-        if end > self.prepared {
+        if end > start && end > self.prepared {
             self.prepared = self.prepared.max(start);
             self.prepare_more(end);
         }
