@@ -9,6 +9,8 @@
 //! | [`layout`] | positions in the memory file of a node |
 //! | [`counts`] | what a process has sent and delivered, for reports |
 //! | [`segment`] | where in a log's region the next frame lies |
+//! | [`memory_share`] | how much memory the logs of a process take |
+//! | [`next_segment`] | where a log goes on when its segment is full |
 //! | [`delivery`] | encoding of what a poll has delivered |
 //! | [`release`] | up to where a log is needed no more |
 //! | [`walk`] | going through a log that is not mapped |
@@ -25,6 +27,8 @@ pub mod delivery;
 pub mod frames_digest;
 pub mod image_logs;
 pub mod layout;
+pub mod memory_share;
+pub mod next_segment;
 pub mod release;
 pub mod segment;
 pub mod transfer;

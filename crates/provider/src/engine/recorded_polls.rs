@@ -41,13 +41,7 @@ impl Engine {
             // Events can only report the end of the relay connection, which ends this process.
             self.poll_epoll(0);
         }
-        if self
-            .connections
-            .data
-            .recording
-            .as_ref()
-            .is_some_and(|recording| recording.needs_determinant())
-        {
+        if self.connections.data.is_recording(|recording| recording.needs_determinant()) {
             self.connections
                 .recorded_uplink()
                 .iter_mut()
@@ -62,12 +56,7 @@ impl Engine {
             PollAction::Replay(determinant) => {
                 let now = self.connections.data.advance_time(determinant.micros, real);
                 let frames = self.replay_frames(id, determinant.frames);
-                if self
-                    .connections
-                    .data
-                    .recording
-                    .as_ref()
-                    .is_some_and(|recording| recording.has_outrun_relay())
+                if self.connections.data.is_recording(|recording| recording.has_outrun_relay())
                     && let Some(mut recorded) = self.connections.recorded_uplink()
                 {
                     recorded.send_determinant(determinant);
@@ -142,7 +131,13 @@ impl DataPath {
     #[inline]
     fn has_cause(&mut self, id: usize, real: Time) -> bool {
         let is_due = |it: &Recording| it.is_due(real, || self.core.schedule().next_wake());
-        self.recording.as_ref().is_some_and(is_due) || self.links.has_frame(id)
+        self.is_recording(is_due) || self.links.has_frame(id)
+    }
+
+    /// Whether this process is recorded, and this holds of its recording.
+    #[inline]
+    fn is_recording(&self, holds: impl FnOnce(&Recording) -> bool) -> bool {
+        self.recording.as_ref().is_some_and(holds)
     }
 
     /// Advances the protocol clock by `micros` microseconds, and passes the new time to the

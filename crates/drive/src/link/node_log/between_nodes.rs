@@ -15,6 +15,7 @@ use landbridge_proto::log::layout::{
     CONTACTS_CHANGED_AT, LOGGED_PROCESSES_MAX, NOTHING_WAITS, REGION_BYTES, STABLE_AT, contact_at,
     discarded_at, release_at,
 };
+use landbridge_proto::log::memory_share::LogExtent;
 use landbridge_proto::log::segment::{LogCursor, SLOT_BYTES, SegmentChain};
 use landbridge_proto::wire::frame::HEADER_BYTES;
 use rustix::net::{SendFlags, sendto};
@@ -201,9 +202,9 @@ impl NodeLogs {
     /// The bytes are not whole frames, or the region of the log is full.
     pub fn append_arrived(&mut self, from: usize, mut bytes: &[u8]) -> io::Result<()> {
         let Some(remote) = self.remote.get_mut(from) else { return Err(foreign()) };
-        let before = remote.arrivals.extent();
+        let before = LogExtent::of(&remote.arrivals.chain);
         let own = self.open.owner.process;
-        let releases = || PairReleases {
+        let releases = PairReleases {
             words: FileWords { head: &self.open.head, from, to: own, confirmed: None },
             is_in_unit: false,
             memory: self.memory,
@@ -212,12 +213,12 @@ impl NodeLogs {
         };
         while !bytes.is_empty() {
             let frame = first_frame(bytes)?;
-            remote.arrivals.append(frame, &[], releases())?;
+            remote.arrivals.append(frame, &[], &releases)?;
             let padded = frame.len().next_multiple_of(SLOT_BYTES);
             bytes = bytes.get(padded..).unwrap_or_default();
         }
         note_arrived(&self.open.head, from, own, remote.arrivals.chain.cursor().position());
-        if self.memory.is_changed(before, remote.arrivals.extent()) {
+        if self.memory.is_changed(before, LogExtent::of(&remote.arrivals.chain)) {
             self.check_memory();
         }
         Ok(())

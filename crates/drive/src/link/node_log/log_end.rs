@@ -16,50 +16,11 @@ use landbridge_proto::log::segment::{
 use landbridge_proto::wire::frame::HEADER_BYTES;
 
 use super::disk_part::DiskPart;
+use super::pair_releases::PairReleases;
 use super::window::{Mapped, foreign};
 
 /// The longest frame, header included, in bytes.
 pub const FRAME_BYTES_MAX: usize = 64 << 10;
-
-/// Up to where the segments of a log may be used again.
-pub(super) trait Releases {
-    /// The position before which no incarnation needs anything.
-    fn released(&self) -> u64;
-
-    /// Up to where the reader has the log.
-    fn read(&self) -> u64;
-
-    /// Gives up the log before the position `wanted`, if memory is full and its reader has it up to
-    /// there; returns up to where the log was given up.
-    fn discard(&self, wanted: u64) -> u64;
-
-    /// As [`Self::discard`], because the region of the log is full.
-    fn discard_at_once(&self, wanted: u64) -> u64;
-
-    /// Takes disk for a segment; returns whether there was room.
-    fn take_disk(&self, part: &DiskPart, segment: LogSegment) -> bool;
-
-    /// Whether memory for logs is full.
-    fn is_full(&self) -> bool;
-
-    /// Whether a log of which something was discarded is of no use.
-    fn is_all_or_nothing(&self) -> bool;
-
-    /// Bytes by which all logs should become shorter.
-    fn excess_bytes(&self) -> usize;
-
-    /// Bytes below which a log does not become shorter.
-    fn fair_bytes(&self) -> usize;
-
-    /// Whether a log that takes less than that takes more although memory is full.
-    fn may_become_fair(&self) -> bool;
-
-    /// Whether small segments are not used again as long as larger ones can be had.
-    fn may_grow(&self) -> bool;
-}
-
-/// A segment for a frame of this many bytes is large.
-const LARGE_BYTES: usize = 480 << 10;
 
 /// A frame is another one than an earlier incarnation has sent: the content of the [`io::Error`].
 #[derive(Debug)]
@@ -78,13 +39,6 @@ impl std::fmt::Display for OtherFrame {
 
 impl std::error::Error for OtherFrame {}
 
-/// How much a log takes, and where it has come.
-#[derive(Clone, Copy)]
-pub(super) struct LogExtent {
-    pub taken: usize,
-    pub segment: usize,
-}
-
 /// The end of a log that this process writes.
 pub(super) struct LogWriter {
     log: Mapped,
@@ -99,13 +53,6 @@ impl LogWriter {
         LogWriter { log, disk, chain }
     }
 
-    /// Bytes of memory and disk that the segments take, and where the present one begins.
-    #[inline]
-    pub fn extent(&self) -> LogExtent {
-        let taken = self.chain.taken() + self.chain.taken_on_disk();
-        LogExtent { taken, segment: self.chain.cursor().segment().start() }
-    }
-
     /// Appends a frame, or compares it with the frame that an earlier incarnation has appended.
     /// `releases`: up to where segments may be used again. Returns whether the frame is new.
     ///
@@ -116,7 +63,7 @@ impl LogWriter {
         &mut self,
         front: &[u8],
         payload: &[IoSlice<'_>],
-        releases: impl Releases,
+        releases: &PairReleases<'_>,
     ) -> io::Result<bool> {
         let bytes = front.len() + payload.iter().map(|piece| piece.len()).sum::<usize>();
         assert!(bytes <= FRAME_BYTES_MAX && front.len() >= HEADER_BYTES);
@@ -128,7 +75,7 @@ impl LogWriter {
                     self.write(&cursor, bytes, front, payload);
                     break true;
                 }
-                Announcement::Nothing => self.begin_segment(&cursor, bytes, &releases)?,
+                Announcement::Nothing => self.begin_segment(&cursor, bytes, releases)?,
                 Announcement::Jump(to) => self.chain.jump(to),
                 Announcement::Frame(before) => {
                     self.compare(&cursor, front, payload, (before, bytes))?;
@@ -155,44 +102,15 @@ impl LogWriter {
         &mut self,
         cursor: &LogCursor,
         bytes: usize,
-        releases: &impl Releases,
+        releases: &PairReleases<'_>,
     ) -> io::Result<()> {
-        let is_full = releases.is_full();
-        let more_than_fair = self.chain.taken().saturating_sub(releases.fair_bytes());
-        let excess = releases.excess_bytes().min(more_than_fair);
-        let mut released = releases.released();
-        let mut smallest = None;
-        let is_of_no_use = || self.disk.is_none() && releases.is_all_or_nothing();
-        if is_full && more_than_fair > 0 && is_of_no_use() {
-            released = released.max(releases.discard(releases.read()));
-            smallest = self.chain.smallest_segment(bytes.max(LARGE_BYTES), released);
-        }
-        let mut larger = || {
-            let larger = self.chain.released_segment(bytes.max(LARGE_BYTES), released);
-            larger.or_else(|| self.chain.new_segment(bytes))
+        let demand = releases.demand(bytes, self.disk.is_some());
+        let take_disk = |segment| match &self.disk {
+            Some(disk) => disk.take(releases.words.head, segment),
+            None => false,
         };
-        let larger = if releases.may_grow() { larger() } else { None };
-        // No more is discarded than is used: an image that is taken now needs what follows it.
-        let wanted = match excess {
-            0 => self.chain.frees_segment(bytes).unwrap_or(0),
-            _ => self.chain.frees_memory(bytes.max(LARGE_BYTES) + excess, releases.read()),
-        };
-        let may_grow = more_than_fair == 0 && releases.may_become_fair();
-        let to = smallest
-            .or(larger)
-            .or_else(|| self.chain.released_segment(bytes, released))
-            .or_else(|| match is_full {
-                true => self.segment_on_disk(bytes, released, releases),
-                false => None,
-            })
-            .or_else(|| if may_grow { self.chain.new_segment(bytes) } else { None })
-            .or_else(|| self.chain.released_segment(bytes, releases.discard(wanted)))
-            .or_else(|| self.free_segment_on_disk(bytes))
-            .or_else(|| self.chain.new_segment(bytes))
-            .or_else(|| self.segment_on_disk(bytes, released, releases))
-            .or_else(|| self.chain.released_segment(bytes, releases.discard_at_once(wanted)))
-            .or_else(|| self.free_segment_on_disk(bytes))
-            .ok_or_else(|| full("a log of its messages"))?;
+        let to = self.chain.next_segment(&demand, releases, take_disk);
+        let to = to.ok_or_else(|| full("a log of its messages"))?;
         match to.is_on_disk(REGION_BYTES) {
             true => self.log.prepare_on_disk(to.start(), to.end()),
             false => self.log.prepare(to.start(), to.end()),
@@ -205,24 +123,6 @@ impl LogWriter {
         self.log.word(cursor.at()).store(to.announcement(), Ordering::Release);
         self.chain.jump(to);
         Ok(())
-    }
-
-    /// A segment on disk that was released, or discarded.
-    fn free_segment_on_disk(&mut self, bytes: usize) -> Option<LogSegment> {
-        let (segment, takes_disk) = self.chain.segment_on_disk(bytes, 0)?;
-        takes_disk.then_some(segment)
-    }
-
-    /// A segment on disk for a frame of this many bytes. `None`: there is no disk, or it is full.
-    fn segment_on_disk(
-        &mut self,
-        bytes: usize,
-        released: u64,
-        releases: &impl Releases,
-    ) -> Option<LogSegment> {
-        let disk = self.disk.as_ref()?;
-        let (segment, takes_disk) = self.chain.segment_on_disk(bytes, released)?;
-        (takes_disk || releases.take_disk(disk, segment)).then_some(segment)
     }
 
     #[cold]

@@ -6,9 +6,10 @@
 use std::sync::atomic::Ordering;
 
 use landbridge_proto::log::layout::IMAGES_WANTED_AT;
+use landbridge_proto::log::next_segment::Releases;
 
 use super::NodeLogs;
-use super::log_end::{LogWriter, Releases};
+use super::log_end::LogWriter;
 use super::pair_releases::{FileWords, PairReleases};
 use super::window::Mapped;
 

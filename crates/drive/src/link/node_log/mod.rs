@@ -24,8 +24,8 @@
 //! | `window` | memory of the file in this process |
 //! | `disk_part` | where a log goes on when memory is full |
 //! | `by_process` | what belongs to each of some processes |
-//! | `log_end` | both ends of a log |
 //! | `pair_releases` | up to where a log may be used again |
+//! | `log_end` | both ends of a log |
 //! | `open_logs` | which logs are open |
 //! | `deliveries` | what this process has delivered |
 //! | `mailbox` | what the agents know, and carry, of logs between nodes |
@@ -66,6 +66,7 @@ use landbridge_proto::log::layout::{
     DELIVERIES_RELEASED_AT, LOG_BYTES, LOGGED_PROCESSES_MAX, MEMORY_MAX_AT, REGION_BYTES,
     ROLLBACKS_AT, SOURCES_AT, SOURCES_CHANGED_AT, TARGETS_AT, UNIT_SENT_AT,
 };
+use landbridge_proto::log::memory_share::{LogExtent, MemoryShare};
 use landbridge_proto::log::segment::{LogCursor, SegmentChain};
 use rustix::fd::AsRawFd;
 use rustix::net::{
@@ -85,7 +86,7 @@ use memory::{ask_for_images, bound_memory};
 use moved::Moved;
 pub use open_logs::not_kept;
 use open_logs::{LogOwner, OpenLogs, bell_of, no_such_process};
-use pair_releases::{FileWords, MemoryShare, PairReleases};
+use pair_releases::{FileWords, PairReleases};
 pub use send_again::EarlierCounts;
 use send_again::SendAgain;
 use stability::{Stability, await_cut};
@@ -386,7 +387,7 @@ impl NodeLogs {
             self.open_target(to)?;
         }
         let Some(target) = self.open.writers.get_mut(to) else { return Err(no_such_process(to)) };
-        let before = target.log.extent();
+        let before = LogExtent::of(&target.log.chain);
         let confirmed = || self.remote.get(to).map(|remote| remote.confirmed.position());
         let own = self.open.owner.process;
         let confirmed = if target.is_remote { confirmed() } else { None };
@@ -405,8 +406,8 @@ impl NodeLogs {
             // An earlier incarnation has sent other frames, to other processes.
             return Err(unexpected_frame(front, payload));
         }
-        is_new &= target.log.append(front, payload, releases)?;
-        let has_grown = memory.is_changed(before, target.log.extent());
+        is_new &= target.log.append(front, payload, &releases)?;
+        let has_grown = memory.is_changed(before, LogExtent::of(&target.log.chain));
         let is_remote = target.is_remote;
         self.open.count(LogCount::SentFrames, is_new.into());
         if has_grown {

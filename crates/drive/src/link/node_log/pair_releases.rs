@@ -14,10 +14,9 @@ use std::sync::atomic::{Ordering, fence};
 use landbridge_proto::log::layout::{
     NO_IMAGES_AT, UNIT_KEEPS_AT, consumed_at, discarded_at, release_at,
 };
-use landbridge_proto::log::segment::{LogSegment, SEGMENT_BYTES_MAX};
+use landbridge_proto::log::memory_share::MemoryShare;
+use landbridge_proto::log::next_segment::{Demand, Releases};
 
-use super::disk_part::DiskPart;
-use super::log_end::{LogExtent, Releases};
 use super::window::Mapped;
 
 /// The words of a log in the file: of its reader, and of its writer.
@@ -99,69 +98,6 @@ impl PairWords for FileWords<'_> {
     }
 }
 
-/// How much of their memory logs and deliveries of a process take.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum MemoryFill {
-    /// Less than a quarter.
-    Little,
-    Some,
-    /// More than they may.
-    Full,
-}
-
-/// Bytes that a process takes beyond its memory at most for long: a segment.
-const EXCESS_BYTES_MAX: u64 = SEGMENT_BYTES_MAX as u64;
-
-impl MemoryFill {
-    pub fn of(taken: u64, bytes_max: u64) -> MemoryFill {
-        match taken {
-            _ if taken > bytes_max => MemoryFill::Full,
-            _ if taken < bytes_max / 4 => MemoryFill::Little,
-            _ => MemoryFill::Some,
-        }
-    }
-}
-
-/// The memory of the logs of a process.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct MemoryShare {
-    pub fill: MemoryFill,
-    /// What they take beyond their memory, if that is more than [`EXCESS_BYTES_MAX`].
-    excess: usize,
-    /// Half of the memory, in equal parts for all logs.
-    fair_bytes: usize,
-    /// All logs take at most a quarter more than their memory, and two segments.
-    may_become_fair: bool,
-}
-
-impl MemoryShare {
-    /// Nothing is known yet.
-    pub const UNKNOWN: MemoryShare =
-        MemoryShare { fill: MemoryFill::Little, excess: 0, fair_bytes: 0, may_become_fair: false };
-
-    /// The share of this number of logs, which take `taken` bytes of `bytes_max`.
-    pub fn of(taken: u64, bytes_max: u64, logs: usize) -> MemoryShare {
-        let excess = taken.saturating_sub(bytes_max);
-        MemoryShare {
-            fill: MemoryFill::of(taken, bytes_max),
-            excess: if excess > EXCESS_BYTES_MAX { excess as usize } else { 0 },
-            fair_bytes: bytes_max as usize / (2 * logs.max(1)),
-            may_become_fair: excess <= bytes_max / 4 + 2 * EXCESS_BYTES_MAX,
-        }
-    }
-
-    /// Whether memory is to be counted again after a log has changed.
-    #[inline]
-    pub fn is_changed(self, before: LogExtent, now: LogExtent) -> bool {
-        before.taken != now.taken || self.excess > 0 && before.segment != now.segment
-    }
-
-    #[inline]
-    pub fn is_full(self) -> bool {
-        self.fill == MemoryFill::Full
-    }
-}
-
 pub(super) struct PairReleases<'a> {
     pub words: FileWords<'a>,
     pub is_in_unit: bool,
@@ -169,6 +105,21 @@ pub(super) struct PairReleases<'a> {
     /// Gets the process on the other side of a log that was discarded.
     pub notice: &'a Cell<Option<usize>>,
     pub own: usize,
+}
+
+impl PairReleases<'_> {
+    /// What decides where the log goes on for a frame of this many bytes.
+    #[cold]
+    pub fn demand(&self, bytes: usize, has_disk: bool) -> Demand {
+        let has_no_images = self.words.head.word(NO_IMAGES_AT as usize).load(Ordering::Relaxed);
+        Demand {
+            bytes,
+            memory: self.memory,
+            has_disk,
+            is_all_or_nothing: has_no_images != 0,
+            is_soon_released: self.is_in_unit,
+        }
+    }
 }
 
 impl Releases for PairReleases<'_> {
@@ -181,20 +132,17 @@ impl Releases for PairReleases<'_> {
         self.words.load_consumed()
     }
 
-    #[cold]
-    fn discard(&self, wanted: u64) -> u64 {
-        match self.memory.is_full() {
-            true => self.discard_at_once(wanted),
-            false => self.words.load_discarded().min(self.words.load_consumed()),
-        }
+    /// A writer may have been killed before it took back what it was about to discard, so this is
+    /// no more than what the reader has.
+    fn discarded(&self) -> u64 {
+        self.words.load_discarded().min(self.words.load_consumed())
     }
 
     #[cold]
-    fn discard_at_once(&self, wanted: u64) -> u64 {
+    fn discard(&self, wanted: u64) -> u64 {
         let (before, consumed) = (self.words.load_discarded(), self.words.load_consumed());
         if wanted <= before || wanted > consumed || !discard(&self.words, before, wanted) {
-            // A writer may have been killed before it took back what it was about to discard.
-            return before.min(self.words.load_consumed());
+            return self.discarded();
         }
         let FileWords { from, to, .. } = self.words;
         // Of a log inside of the unit only images need this that are being taken.
@@ -202,42 +150,5 @@ impl Releases for PairReleases<'_> {
             self.notice.set(Some(if from == self.own { to } else { from }));
         }
         wanted
-    }
-
-    #[cold]
-    fn take_disk(&self, part: &DiskPart, segment: LogSegment) -> bool {
-        part.take(self.words.head, segment)
-    }
-
-    #[cold]
-    fn is_full(&self) -> bool {
-        self.memory.is_full()
-    }
-
-    #[cold]
-    fn is_all_or_nothing(&self) -> bool {
-        self.words.head.word(NO_IMAGES_AT as usize).load(Ordering::Relaxed) != 0
-    }
-
-    #[cold]
-    fn excess_bytes(&self) -> usize {
-        self.memory.excess
-    }
-
-    #[cold]
-    fn fair_bytes(&self) -> usize {
-        self.memory.fair_bytes
-    }
-
-    #[cold]
-    fn may_become_fair(&self) -> bool {
-        self.memory.may_become_fair
-    }
-
-    /// Where a log is soon released, its segments are used again and again, and small ones are left
-    /// every few frames.
-    #[cold]
-    fn may_grow(&self) -> bool {
-        self.is_in_unit && self.memory.fill == MemoryFill::Little
     }
 }
