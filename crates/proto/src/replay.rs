@@ -203,9 +203,8 @@ impl ReplayCursor {
     }
 
     /// Takes the determinant of the next poll, which this node has recorded.
-    pub fn take_local_determinant(&mut self, determinant: Option<Determinant>) {
-        // The determinant existed when this incarnation began, and replay records none here.
-        self.next = determinant;
+    pub fn take_local_determinant(&mut self, determinant: Determinant) {
+        self.next = Some(determinant);
     }
 
     /// Whether the relay lacks the determinant of the last poll, which this node has recorded.
@@ -235,6 +234,11 @@ impl ReplayCursor {
         match self.next {
             Some(next) if next.polls > self.polls => PollAction::Nothing,
             Some(next) => {
+                assert!(
+                    next.polls == self.polls,
+                    "{}",
+                    self.at_position("replay has passed a poll that delivered")
+                );
                 self.next = None;
                 self.polls = 0;
                 self.determinants += 1;
@@ -301,7 +305,7 @@ impl ReplayCursor {
     #[inline]
     pub fn is_due(&self, real: Time, next_wake: impl FnOnce() -> Option<Time>) -> bool {
         let lag = self.clock.lag(real);
-        let then = ProtocolClock { micros: self.clock.micros + lag, ..self.clock };
+        let then = ProtocolClock { micros: self.clock.micros.saturating_add(lag), ..self.clock };
         lag > 0 && next_wake().is_some_and(|wake| wake <= then.time())
     }
 
@@ -398,7 +402,7 @@ mod tests {
             assert!(replay.needs_determinant() && replay.next_number() == number);
             match replay.awaits_relay() {
                 true => replay.take_determinant(determinant(1, 1, 0)),
-                false => replay.take_local_determinant(Some(determinant(1, 1, 0))),
+                false => replay.take_local_determinant(determinant(1, 1, 0)),
             }
             assert_eq!(replay.poll(false), PollAction::Replay(determinant(1, 1, 0)));
             assert_eq!(replay.has_outrun_relay(), number > 0, "the relay gets the others");

@@ -103,7 +103,8 @@ const ORDER: [(When, Source); 13] = [
 
 impl SegmentChain {
     /// The segment in which the log goes on. `None`: the region is full, and nothing in it was
-    /// read. `take_disk` takes disk for a segment, and returns whether there was room.
+    /// read. `take_disk` takes disk for a segment, unless it has
+    /// some, and returns whether there was room.
     pub fn next_segment(
         &mut self,
         demand: &Demand,
@@ -167,8 +168,8 @@ impl<R: Releases, D: Fn(LogSegment) -> bool> Search<'_, R, D> {
                 self.chain.released_segment(bytes, discarded)
             }
             Source::FreeOnDisk => {
-                let (segment, takes_disk) = self.chain.segment_on_disk(bytes, 0)?;
-                takes_disk.then_some(segment)
+                let (segment, is_free) = self.chain.segment_on_disk(bytes, 0)?;
+                (is_free && (self.take_disk)(segment)).then_some(segment)
             }
         }
     }
@@ -190,8 +191,8 @@ impl<R: Releases, D: Fn(LogSegment) -> bool> Search<'_, R, D> {
         if !self.demand.has_disk {
             return None;
         }
-        let (segment, takes_disk) = self.chain.segment_on_disk(self.demand.bytes, self.released)?;
-        (takes_disk || (self.take_disk)(segment)).then_some(segment)
+        let (segment, _) = self.chain.segment_on_disk(self.demand.bytes, self.released)?;
+        (self.take_disk)(segment).then_some(segment)
     }
 }
 

@@ -399,9 +399,9 @@ impl SegmentChain {
         large.min_by_key(|segment| segment.bytes)
     }
 
-    /// A segment on disk for a frame of this many bytes, and whether it takes disk already: one
-    /// that was used before, or a new one. `None`: the region has no room. `released`: as in
-    /// [`Self::released_segment`].
+    /// A segment on disk for a frame of this many bytes, and whether it was released: one that was
+    /// used before, which takes disk unless a later incarnation has given that back, or a new one.
+    /// `None`: the region has no room. `released`: as in [`Self::released_segment`].
     pub fn segment_on_disk(&mut self, bytes: usize, released: u64) -> Option<(LogSegment, bool)> {
         self.free_before(released);
         let is_on_disk = |segment: &LogSegment| segment.is_on_disk(self.region);

@@ -168,12 +168,12 @@ impl RecordedUplink<'_> {
                 }
                 _ => interposer::determinant(number),
             };
-            let determinant = determinant.map(|[polls, frames, micros]| Determinant {
-                polls,
-                frames: frames as u32,
-                micros,
-            });
-            return self.recording.take_local_determinant(determinant);
+            // It existed when this incarnation began, and replay records none here.
+            let Some([polls, frames, micros]) = determinant else {
+                end_process("its record ends before the polls that it counts")
+            };
+            let frames = frames as u32;
+            return self.recording.take_local_determinant(Determinant { polls, frames, micros });
         }
         let header = loop {
             match self.receive_determinant() {

@@ -16,8 +16,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use landbridge_proto::log::layout::{
     DISK_MAX_AT, DISK_PARTS_AT, DISK_TAKEN_AT, LOG_BYTES, disk_part_at,
 };
-use landbridge_proto::log::segment::LogSegment;
+use landbridge_proto::log::segment::{LogSegment, SEGMENT_BYTES_MAX};
 use rustix::fs::{FallocateFlags, fallocate};
+use rustix::io::{pread, pwrite};
 
 use super::window::{Mapped, Window};
 
@@ -64,32 +65,63 @@ impl DiskPart {
         (part <= parts).then(|| DiskPart { file: Arc::clone(file), start })
     }
 
-    /// Takes disk for a segment; returns whether there was room.
+    /// Takes disk for a segment that has none; returns whether there was room.
     #[cold]
     pub fn take(&self, head: &Mapped, segment: LogSegment) -> bool {
-        let bytes = (segment.end() - segment.start()) as u64;
+        if self.holds(segment) {
+            return true;
+        }
+        let bytes = bytes_of(segment);
         let max = head.word(DISK_MAX_AT as usize).load(Ordering::Relaxed);
         let taken = head.word(DISK_TAKEN_AT as usize);
-        let has_room = taken.fetch_add(bytes, Ordering::Relaxed) + bytes <= max;
-        let at = self.start + (segment.start() - LOG_BYTES) as u64;
-        let is_taken =
-            has_room && fallocate(&self.file, FallocateFlags::empty(), at, bytes).is_ok();
-        if !is_taken {
+        let more = |taken: u64| taken.checked_add(bytes).filter(|more| *more <= max);
+        let has_room = taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok();
+        let flags = FallocateFlags::empty();
+        let is_taken = has_room && fallocate(&self.file, flags, self.at(segment), bytes).is_ok();
+        if has_room && !is_taken {
             taken.fetch_sub(bytes, Ordering::Relaxed);
         }
         is_taken
     }
 
     /// Gives the disk of a segment back that nobody reads any more.
+    ///
+    /// The process may be restored from an image that was taken before: then its chain has the
+    /// segment as one that takes disk. So the first word says that the segment takes none: it is 0,
+    /// as in a hole of the file, and that of a segment that was left never is.
     #[cold]
     pub fn give_back(&self, head: &Mapped, segment: LogSegment) {
-        let bytes = (segment.end() - segment.start()) as u64;
-        let at = self.start + (segment.start() - LOG_BYTES) as u64;
+        if !self.holds(segment) || pwrite(&self.file, &[0; 8], self.at(segment)).is_err() {
+            return;
+        }
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         // A file system that cannot do that keeps the space, which is taken again as it is.
-        let _ = fallocate(&self.file, flags, at, bytes);
-        head.word(DISK_TAKEN_AT as usize).fetch_sub(bytes, Ordering::Relaxed);
+        let _ = fallocate(&self.file, flags, self.at(segment), bytes_of(segment));
+        head.word(DISK_TAKEN_AT as usize).fetch_sub(bytes_of(segment), Ordering::Relaxed);
     }
+
+    /// Whether the disk has room for a segment.
+    pub fn has_room(&self, head: &Mapped) -> bool {
+        let taken = head.word(DISK_TAKEN_AT as usize).load(Ordering::Relaxed);
+        let more = taken.saturating_add(SEGMENT_BYTES_MAX as u64);
+        more <= head.word(DISK_MAX_AT as usize).load(Ordering::Relaxed)
+    }
+
+    /// Whether a segment that was written to its end takes disk. Reading the word by the mapped
+    /// memory might take disk for it.
+    fn holds(&self, segment: LogSegment) -> bool {
+        let mut word = [0; 8];
+        pread(&self.file, &mut word, self.at(segment)).is_ok() && word != [0; 8]
+    }
+
+    /// Where a segment lies in the file.
+    fn at(&self, segment: LogSegment) -> u64 {
+        self.start + (segment.start() - LOG_BYTES) as u64
+    }
+}
+
+fn bytes_of(segment: LogSegment) -> u64 {
+    (segment.end() - segment.start()) as u64
 }
 
 /// Gives the next part to a log, which the other side may do at the same time.
@@ -175,6 +207,33 @@ mod tests {
         let on_disk = mebibytes_of(node.disk.as_ref().unwrap());
         assert!(on_disk < 8, "{on_disk} MiB");
         assert_eq!(zero.take_discard_notice(), None);
+    }
+
+    /// An image holds segments that were given back since it was taken: its incarnation neither
+    /// gives them back once more, nor writes where no disk is.
+    #[test]
+    fn an_incarnation_takes_disk_again_that_was_given_back_since_its_image() {
+        let node = node("disk-since", 64 * MIB);
+        let (mut zero, mut one) = (node.begin(0, 2 << 20), node.begin(1, 1 << 30));
+        for number in 0..20_000 {
+            exchange(&mut zero, &mut one, number);
+        }
+        let image = zero.close();
+        node.release(0, 1, node.report(0).pairs[&1].sent);
+        let mut sent = 20_000;
+        for _ in 0..4 {
+            let mut zero = copy(&image).open(node.files()).unwrap();
+            for number in 20_000..sent {
+                send(&mut zero, 1, &[number as u8; 1000]).unwrap();
+            }
+            for number in sent..sent + 5_000 {
+                exchange(&mut zero, &mut one, number);
+            }
+            sent += 5_000;
+            let on_disk = mebibytes_of(node.disk.as_ref().unwrap()) as u64 * MIB;
+            let counted = taken(&node);
+            assert!(counted.abs_diff(on_disk) <= MIB, "{counted} counted, {on_disk} on disk");
+        }
     }
 
     /// Changes a byte in the middle of the file.

@@ -10,6 +10,7 @@ use std::sync::atomic::Ordering;
 use landbridge_proto::digest::digest;
 use landbridge_proto::log::frames_digest::FramesDigest;
 use landbridge_proto::log::layout::REGION_BYTES;
+use landbridge_proto::log::next_segment::Releases;
 use landbridge_proto::log::segment::{
     Announcement, DIGEST_PLACE, LogCursor, LogSegment, MalformedLog, SegmentChain,
 };
@@ -154,7 +155,7 @@ impl LogWriter {
     /// back before this writer has come to the end of the log: an earlier incarnation may have used
     /// these segments again.
     pub fn give_back(&mut self, head: &Mapped, released: u64, wanted: usize) -> usize {
-        if !matches!(self.next(self.chain.cursor()), Ok(Announcement::Nothing)) {
+        if !self.is_behind_all() {
             return 0;
         }
         let taken = self.chain.taken();
@@ -165,6 +166,25 @@ impl LogWriter {
             }
         }
         taken - self.chain.taken()
+    }
+
+    /// Discards what the reader has of the oldest segments, about `wanted` bytes of memory; returns
+    /// up to where the log was discarded.
+    pub fn discard_oldest(&self, releases: &PairReleases<'_>, wanted: usize) -> u64 {
+        match self.is_behind_all() {
+            true => releases.discard(self.chain.frees_memory(wanted, releases.read())),
+            false => 0,
+        }
+    }
+
+    /// Whether the log can go on on disk. `head`: that of the file.
+    pub fn has_room_on_disk(&self, head: &Mapped) -> bool {
+        self.disk.as_ref().is_some_and(|disk| disk.has_room(head))
+    }
+
+    /// Whether no earlier incarnation has appended anything at the cursor, or behind it.
+    fn is_behind_all(&self) -> bool {
+        matches!(self.next(self.chain.cursor()), Ok(Announcement::Nothing))
     }
 
     /// Frames from the beginning of the log to the last one that an earlier incarnation has

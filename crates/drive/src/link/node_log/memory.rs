@@ -5,7 +5,8 @@
 
 use std::sync::atomic::Ordering;
 
-use landbridge_proto::log::layout::IMAGES_WANTED_AT;
+use landbridge_proto::log::layout::{IMAGES_WANTED_AT, NO_IMAGES_AT};
+use landbridge_proto::log::memory_share::MemoryShare;
 use landbridge_proto::log::next_segment::Releases;
 
 use super::NodeLogs;
@@ -16,6 +17,8 @@ use super::window::Mapped;
 /// Memory of the logs that a process writes, in bytes.
 #[derive(Default)]
 pub(super) struct LogMemory {
+    /// How many logs it writes.
+    pub logs: usize,
     pub taken: u64,
     /// What is not released, in memory and on disk.
     pub needed: u64,
@@ -36,7 +39,29 @@ pub(super) fn bound_memory(logs: &mut NodeLogs, bytes_max: u64) -> LogMemory {
     for_each_written(logs, |head, log, releases| {
         wanted = wanted.saturating_sub(log.give_back(head, releases.released(), wanted));
     });
+    let memory = log_memory(logs);
+    let share = MemoryShare::of(memory.taken, bytes_max, memory.logs);
+    if share.may_become_fair {
+        return memory;
+    }
+    shorten_longest(logs, share);
     log_memory(logs)
+}
+
+/// Gives up what was read of the longest log, but for its part of the memory, unless the disk has
+/// room for it. A log shortens itself when it goes on, and this one may never go on; without its
+/// memory, logs that begin late would have none.
+fn shorten_longest(logs: &mut NodeLogs, share: MemoryShare) {
+    let mut longest = 0;
+    for_each_written(logs, |_, log, _| longest = longest.max(log.chain.taken()));
+    let more_than_fair = longest.saturating_sub(share.fair_bytes);
+    let wanted = share.excess.min(more_than_fair);
+    for_each_written(logs, |head, log, releases| {
+        if wanted > 0 && log.chain.taken() == longest && !log.has_room_on_disk(head) {
+            let discarded = log.discard_oldest(&releases, wanted);
+            log.give_back(head, releases.released().max(discarded), wanted);
+        }
+    });
 }
 
 /// The memory of all logs that a process writes.
@@ -44,6 +69,7 @@ fn log_memory(logs: &mut NodeLogs) -> LogMemory {
     let mut memory = LogMemory::default();
     for_each_written(logs, |_, log, releases| {
         let needed = log.chain.needed(releases.released()) as u64;
+        memory.logs += 1;
         memory.taken += log.chain.taken() as u64;
         memory.needed += needed;
         memory.longest = memory.longest.max(needed);
@@ -75,12 +101,18 @@ fn for_each_written(
 }
 
 /// Asks the agent for images of this process, and of that of this node whose log from here is
-/// the longest: a log is released up to what both cover.
+/// the longest: a log is released up to what both cover. The agent clears the word before it acts,
+/// so it is awake as long as the word holds an earlier wish.
 pub(super) fn ask_for_images(logs: &NodeLogs) {
+    let head = &logs.open.head;
+    if head.word(NO_IMAGES_AT as usize).load(Ordering::Relaxed) != 0 {
+        return;
+    }
     let local = logs.open.writers.iter().filter(|(_, target)| !target.is_remote);
     let longest = local.max_by_key(|(_, target)| target.log.chain.touched());
     let wanted = longest.map_or(1, |(to, _)| to as u64 + 2);
     let at = logs.open.owner.control() + IMAGES_WANTED_AT;
-    logs.open.head.word(at).store(wanted, Ordering::Release);
-    logs.ring_agent();
+    if head.word(at).swap(wanted, Ordering::AcqRel) == 0 {
+        logs.ring_agent();
+    }
 }

@@ -433,8 +433,7 @@ impl NodeLogs {
         let (bytes_max, deliveries) = (self.open.owner.bytes_max, self.deliveries.bytes());
         let memory = bound_memory(self, bytes_max.saturating_sub(deliveries));
         self.open.count_word(LogCount::LogBytes).store(memory.taken, Ordering::Relaxed);
-        let logs = self.open.writers.len() + self.remote.len();
-        self.memory = MemoryShare::of(memory.taken + deliveries, bytes_max, logs);
+        self.memory = MemoryShare::of(memory.taken + deliveries, bytes_max, memory.logs);
         if memory.needed + deliveries > bytes_max / 2 || memory.longest > LOG_BYTES as u64 / 2 {
             ask_for_images(self);
         }

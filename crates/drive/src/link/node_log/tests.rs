@@ -369,6 +369,30 @@ fn a_log_that_begins_late_is_kept_as_well() {
     }
 }
 
+/// Several logs that begin late are kept, although one that has most of the memory never goes on.
+#[test]
+fn a_log_that_does_nothing_leaves_its_memory_to_others() {
+    let node = Node::new("idle", 5);
+    let mut zero = node.begin(0, 32 << 20);
+    let payload = [3; 16_000];
+    let exchange_mebibytes = |zero: &mut NodeLogs, process: usize, mebibytes: usize| {
+        let mut other = node.begin(process, 1 << 30);
+        for _ in 0..mebibytes << 6 {
+            send(zero, process, &payload).unwrap();
+            assert_eq!(receive(&mut other).unwrap(), payload);
+        }
+    };
+    exchange_mebibytes(&mut zero, 1, 34);
+    exchange_mebibytes(&mut zero, 2, 8);
+    exchange_mebibytes(&mut zero, 3, 5);
+    exchange_mebibytes(&mut zero, 4, 3);
+    assert!(mebibytes(&node) < 36, "{} MiB", mebibytes(&node));
+    let mut four = node.begin(4, 1 << 30);
+    for _ in 0..3 << 6 {
+        assert_eq!(receive(&mut four).unwrap(), payload);
+    }
+}
+
 /// Where no images are taken, a log that was discarded is of no use: then the memory that was read
 /// last is used again, and not all of it in turn.
 #[test]

@@ -262,12 +262,12 @@ impl LoggedProcess {
         self.program.polls += 1;
         if self.replay.needs_determinant() {
             let next = self.logs.next_delivery().map_err(|error| self.failed(&error))?;
-            require!(next.is_some(), "a delivery of {} is missing", self.program.task.index);
-            self.replay.take_local_determinant(next.map(|[polls, frames, micros]| Determinant {
-                polls,
-                frames: frames as u32,
-                micros,
-            }));
+            let Some([polls, frames, micros]) = next else {
+                let index = self.program.task.index;
+                return Err(Violation(format!("a delivery of {index} is missing")));
+            };
+            let frames = frames as u32;
+            self.replay.take_local_determinant(Determinant { polls, frames, micros });
         }
         match self.replay.poll(self.program.polls <= polls_before) {
             PollAction::Nothing => (),
