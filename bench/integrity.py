@@ -61,7 +61,7 @@ class Variant:
     path: str
     check: str
     settings: tuple[tuple[str, str], ...]
-    launcher: Path = paths.LANDBRIDGE
+    launcher: Path | None = None  # `paths.LANDBRIDGE`
 
     @property
     def name(self) -> str:
@@ -148,10 +148,10 @@ def table(way: Variant, benchmark: str, sizes: list[int], bounds: tuple[str, ...
     if way.path == LINK:
         # An earlier build takes no settings, but has only one rail.
         settings = {} if way.check == BEFORE else dict(LINK_SETTINGS + way.settings)
-        job = [str(way.launcher), *labs.job(2, 1, settings, program)[1:]]
+        job = [str(way.launcher or paths.LANDBRIDGE), *labs.job(2, 1, settings, program)[1:]]
         output = labs.run(labs.TWO_RAILS, labs.name("integrity"), job, LIMIT_S)
     else:
-        job = [str(way.launcher), *labs.job(2, 2, dict(way.settings), program)[1:]]
+        job = [str(way.launcher or paths.LANDBRIDGE), *labs.job(2, 2, dict(way.settings), program)[1:]]
         finished = process.run(job, LIMIT_S, labs.environment() | {"LANDBRIDGE_PATHS": way.path})
         output = finished.output
         if not finished.ok:

@@ -7,6 +7,7 @@
     bench/run.py --quick rails      a trial: the fewest rounds, the most important cases
     bench/run.py --rounds 7         more rounds (default 5)
     bench/run.py --report [NAME]    only write the document, from the last results
+    bench/run.py --bin DIR recovery the binaries in DIR (default: LANDBRIDGE_RELEASE, else target/release)
 
 The peers take turns (A B C, A B C, ...), so that a change of the machine's load affects all of
 them; the reported value is the median of the rounds. A peer that does not run here is named with
@@ -106,6 +107,8 @@ def profiled() -> list:
 
 def main() -> int:
     options = arguments()
+    if options.bin:
+        paths.use_release(options.bin)
     known = jobs(options)
     if options.list:
         print("\n".join(known))
@@ -171,6 +174,7 @@ def arguments():
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--report", action="store_true")
+    parser.add_argument("--bin", type=Path, metavar="DIR", help="the binaries that are measured")
     parser.add_argument("--before", type=Path, metavar="DIR", help="for integrity: a provider without reliability")
     parser.add_argument("names", nargs="*", metavar="NAME")
     return parser.parse_args()

@@ -1,5 +1,6 @@
 """Date, commit and machine of a measurement: a part of each result file, a line in its section."""
 
+import hashlib
 import os
 import platform
 import re
@@ -19,6 +20,19 @@ def now() -> dict:
         commit = subprocess.run(words, cwd=paths.ROOT, capture_output=True, text=True).stdout.strip()
     load = os.getloadavg()[0]
     return {"at": time.strftime("%Y-%m-%d %H:%M"), "commit": commit, "load": round(load, 1), "machine": machine()}
+
+
+def of_binaries() -> dict:
+    """The stamp of a measurement whose results may stand beside those of other binaries: with a
+    digest of launcher, relay and provider. The commit is that of this folder; if the binaries are
+    of another one and LANDBRIDGE_BENCH_COMMIT does not name theirs, the stamp says so."""
+    digest = hashlib.sha256()
+    for file in (paths.LANDBRIDGE, paths.RELAY, paths.PROVIDER):
+        digest.update(file.read_bytes())
+    made = now() | {"binaries": digest.hexdigest()[:8]}
+    if not paths.RELEASE.is_relative_to(paths.ROOT) and "LANDBRIDGE_BENCH_COMMIT" not in os.environ:
+        made["commit"] += " (of the benchmark; the binaries are from another folder)"
+    return made
 
 
 def machine() -> str:

@@ -17,6 +17,14 @@ CRIU = BUILD / "tools" / "criu" / "criu"
 MOTO = BUILD / "tools" / "moto" / "bin" / "moto_server"
 
 
+def use_release(folder: Path) -> None:
+    """Takes the binaries from `folder`, as the variable LANDBRIDGE_RELEASE does."""
+    global RELEASE, LANDBRIDGE, RELAY, PROVIDER
+    RELEASE = folder.resolve()
+    LANDBRIDGE, RELAY = RELEASE / "landbridge", RELEASE / "landbridge-relay"
+    PROVIDER = RELEASE / "liblandbridge-fi.so"
+
+
 def venv(mpi: str) -> Path:
     """The virtual environment with the stock MPI library `mpi`: mpich, ompi or impi."""
     return BUILD / "venv" / mpi
