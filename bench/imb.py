@@ -53,6 +53,29 @@ def parse(output: str) -> Table:
         if words and words[0] == "#bytes":
             header, rows = words, {}
         # A sample that took too long has words in its row.
-        elif header and words and all(re.fullmatch(r"[\d.]+", word) for word in words):
+        elif header and is_row(words):
             rows[int(words[0])] = dict(zip(header[1:], map(float, words[1:])))
     return Table(rows)
+
+
+def is_row(words: list[str]) -> bool:
+    return bool(words) and all(re.fullmatch(r"[\d.]+", word) for word in words)
+
+
+def tables(output: str) -> dict[str, Table]:
+    """All tables of one or several runs, by benchmark; tables of the same benchmark are one. The
+    one-sided benchmarks print a table for each mode: here only that in which the origin completes
+    each operation before the next (`NON-AGGREGATE`)."""
+    found: dict[str, Table] = {}
+    rows, header, is_skipped = {}, [], False
+    for line in output.splitlines():
+        words = line.split()
+        if line.startswith("# Benchmarking "):
+            rows, header, is_skipped = found.setdefault(words[2], Table({})).rows, [], False
+        elif line.startswith("#    MODE:"):
+            is_skipped = words[-1] != "NON-AGGREGATE"
+        elif words and words[0] == "#bytes":
+            header = words
+        elif header and not is_skipped and is_row(words):
+            rows[int(words[0])] = dict(zip(header[1:], map(float, words[1:])))
+    return found

@@ -1,108 +1,89 @@
 #!/usr/bin/env python3
 """The cost of recovery of killed ranks, and the time that a recovery takes.
 
-    bench/recovery.py                   all parts, an hour
-    bench/recovery.py --quick           one round, fewer sizes
-    bench/recovery.py new nodes         only these parts: new, again, stream, ranks, nodes, link, disk, back
+    bench/recovery.py                   all parts, 5 rounds; `--rounds 3` takes about an hour
+    bench/recovery.py --quick           one round, few sizes, few repetitions: a trial of the program
+    bench/recovery.py new nodes         only these parts; the results of the others stay
+    bench/recovery.py --bin DIR         the binaries in DIR
 
-Variants take turns within each round: logs of the senders (the default of `--recover`), the same
-where the ranks of a node begin again together (`recover_unit=node`), the log of the relay, without
-`--recover` by the same provider (`local=own`), and without `--recover` and other settings (inside a
-node MPICH's own shared memory).
+Variants take turns within each round and each group of sizes: logs of the senders (the default of
+`--recover`), the same where the ranks of a node begin again together (`recover_unit=node`), the log
+of the relay, without `--recover` by the same provider (`local=own`), and without `--recover` and
+other settings (inside a node MPICH's own shared memory). Sizes are all powers of two from 1 B to
+4 MiB; the repetitions of each are in recovery_ways.py, so that a size takes 0.05 to 0.3 s by the
+faster variants; the log of the relay is repeated an eighth as often.
 
-new: IMB PingPong of 2 ranks on a node; all memory of the logs is new.
-again: the same with long messages; the logs use their memory again (`recover_memory=64MiB`, and no
-checkpoints: what does not fit is given up, and the memory that was read last is used first. With
-checkpoints the memory of all logs is used in turn, which is slower beyond the processor's caches).
-stream: IMB Uniband of 2 ranks on a node, one-way bandwidth, in new memory and in memory used again.
+Parts:
+new, again, beyond: IMB PingPong of 2 ranks on a node. In `new` all memory of the logs is new. In
+    `again` the logs use 64 MiB again, without checkpoints: what does not fit is given up, and the
+    memory that was read last is used first. In `beyond` they use 512 MiB in turn, as the released
+    memory of a job with checkpoints is used; no checkpoint is taken meanwhile.
+stream-new, stream-again, stream-beyond: IMB Uniband of 2 ranks, 16 messages at a time, in such memory.
+pairs: Uniband of two pairs on a node, in memory that is used again.
+one-sided: IMB-RMA of 2 ranks on a node, in memory that is used again.
 ranks: 2 to 64 ranks on a node: Uniband (half of the ranks send to the other half) and Allreduce.
-nodes: PingPong between two nodes over TCP (a lab), memory used again.
+nodes: PingPong and Uniband between two nodes over TCP (a lab), in memory that is used again.
+spares: the same with a spare node, so that each message to the other node waits for a keeper.
 link: PingPong over the link of labs/two-sites.toml (1 Gbit/s, 5 ms one way).
-disk: IMB Uniband beyond the memory bound of the logs, with `recover_dir`, against Uniband within the
-bound; logs of the senders, and the log of the relay.
+applications: examples/heat.py, gradient.c and transpose.c on 2 ranks: elapsed seconds.
+disk: Uniband beyond the memory bound of the logs, with `recover_dir`, against Uniband within the
+    bound; logs of the senders, and the log of the relay.
+counts: bytes of log, and determinants, for each message, by size. Counted once.
 back: a rank of a program that only communicates is killed, alone or with the ranks of its node.
-Measured are the time until the launcher notices, until the next incarnation runs, and until the
-replay is complete; the speed of the replay relative to the first run; and the bytes of determinants
-for each delivered frame.
+    Measured are the time until the launcher notices, until the next incarnation runs, and until the
+    replay is complete; the speed of the replay relative to the first run; and the bytes of
+    determinants for each delivered frame.
 
-A virtual machine's host provides memory at the first touch, at a tenth of the speed of the
-machine's own pages; so before each variant as much memory is touched and released as the variant
-can use.
+What leaves: build/results/bench-recovery.json, in which each part has the time, the commit and a
+digest of the binaries of its measurement. Checkpoints: bench/checkpoint.py.
+
+Before each job as much memory is touched and released as the job can use (warm.py).
 """
 
 import json
-import mmap
 import os
 import re
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
+import compiled  # noqa: E402
 import imb  # noqa: E402
 import labs  # noqa: E402
 import parts as parts_of  # noqa: E402
-import prose  # noqa: E402
+import recovery_section  # noqa: E402
+import recovery_ways as ways  # noqa: E402
 import stamp  # noqa: E402
-from support import paths, process, svg  # noqa: E402
+import warm  # noqa: E402
+from recovery_ways import KIB, MIB, PARTS, PLAIN, RELAY, SAME, SENDERS, SPARES, UNIT, Group, Variant  # noqa: E402
+from support import paths, process  # noqa: E402
 
 ROUNDS = 5
-KIB, MIB = 1 << 10, 1 << 20
-SIZES = (1, 8, 64, 512, 4 * KIB, 8 * KIB, 32 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB)
-LONG = tuple(size for size in SIZES if size >= 32 * KIB)
-# Bytes of messages of one direction at most: the logs of all repetitions fit `recover_memory`.
-BYTES_MAX, TIMES_MAX = 640 * MIB, 50_000
-# In memory that is used again, each size begins with as many bytes as fill it.
-AGAIN = ("--set", "recover_memory=64MiB")
-# Repetitions over the link: enough for congestion control to find the rate.
-FEW = {8: 200, 512: 200, 4 * KIB: 200, 32 * KIB: 200, 256 * KIB: 100, 4 * MIB: 20}
 LAB = paths.ROOT / "labs" / "two-sites.toml"
 LIMIT_S = 240.0
-TARGET_DISK, TARGET_UNIT = 0.9, 1.1
-TARGET_LIVE_S, TARGET_REPLAY = 0.5, 5.0
 # Seconds that a rank has run before it is killed.
 FIRST_S = 3.0
-WARM_BYTES = 5 << 30
-PARTS = ("new", "again", "stream", "ranks", "nodes", "link", "disk", "back")
-TARGET_DETERMINANT = 8.0
-# Numbers of ranks, and the amount that each pair of them sends, 64 messages at a time: 1.3 GB in
-# all.
-CROWDS = (2, 4, 8, 16, 32, 64)
+# What a job of these parts can use, and one of the others.
+WARM_BYTES = {"new": 3 << 30, "stream-new": 3 << 30, "ranks": 2 << 30, "applications": 2 << 30, "disk": 4 << 30}
+WARM_FEW_BYTES = 1 << 29
+# Of all pairs together.
 CROWD_BYTES, CROWD_TIMES = 64 * KIB, 640
 ALLREDUCE_TIMES = 200
+# Messages of each size that are counted: up to this size so few that the first 2 MiB of a log hold
+# them, of longer ones so many that 2 MiB are little.
+COUNTED_SHORT_MAX, COUNTED_TIMES, COUNTED_BYTES = 256, 2000, 32 * MIB
+# Longer than the launcher answers from what it was said before (AGE_MAX of run/log_query.rs).
+STATUS_AGE_S = 0.6
 
-
-@dataclass(frozen=True)
-class Variant:
-    name: str
-    options: tuple[str, ...]
-
-
-SENDERS = Variant("logs of the senders", ("--recover", "--set", "recover_log=sender"))
-UNIT = Variant("logs of the senders, recover_unit=node", (*SENDERS.options, "--set", "recover_unit=node"))
-RELAY = Variant("log of the relay", ("--recover", "--set", "recover_log=relay"))
-SAME = Variant("without --recover, same provider", ("--set", "local=own"))
-PLAIN = Variant("without --recover", ())
-ON_A_NODE, BETWEEN_NODES = [SENDERS, UNIT, RELAY, SAME, PLAIN], [SENDERS, RELAY, SAME]
-ON_DISK = [(way, memory) for way in (SENDERS, RELAY) for memory in ("within memory", "beyond it")]
-
-
-@dataclass(frozen=True)
-class Target:
-    """What logs of the senders may cost, beside the same provider without `--recover`."""
-
-    latency: float
-    bandwidth: float
-
-
-# Of DESIGN: latency up to 32 KiB; bandwidth of 1 MiB in new memory, in memory used again, between
-# nodes.
-TARGETS = {"new": Target(1.2, 0.08), "again": Target(1.2, 0.5), "nodes": Target(1.05, 0.95), "link": Target(1.05, 0.95)}
+# Values by their names, such as `PingPong/8`.
+Row = dict[str, float]
+section, picture = recovery_section.section, recovery_section.picture
 
 
 def measure(rounds: int = ROUNDS, parts: tuple[str, ...] = PARTS, quick: bool = False) -> dict:
@@ -110,121 +91,283 @@ def measure(rounds: int = ROUNDS, parts: tuple[str, ...] = PARTS, quick: bool = 
     results."""
     paths.RESULTS.mkdir(parents=True, exist_ok=True)
     file = paths.RESULTS / "bench-recovery.json"
-    result = json.loads(file.read_text()) if file.exists() else {}
-    sizes = (8, 4 * KIB, MIB) if quick else SIZES
-    long = (MIB,) if quick else LONG
-    few = (8, 4 * MIB) if quick else tuple(FEW)
-    measures = {
-        "new": lambda: in_turns("new", ON_A_NODE, rounds, lambda way: ping_pong(way, sizes)) | {"sizes": sizes},
-        "again": lambda: in_turns("again", ON_A_NODE, rounds, lambda way: ping_pong(again(way), long)) | {"sizes": long},
-        "stream": lambda: in_turns("stream", ON_A_NODE, rounds, lambda way: streams(way, long)) | {"sizes": long},
-        "ranks": lambda: in_turns("ranks", [SENDERS, UNIT, RELAY, SAME], min(rounds, 3), lambda way: crowded(way, crowds)) | {"crowds": crowds},
-        "nodes": lambda: in_turns("nodes", BETWEEN_NODES, rounds, lambda way: between_nodes(again(way), sizes)) | {"sizes": sizes},
-        "link": lambda: in_turns("link", BETWEEN_NODES, min(rounds, 3), lambda way: over_link(way, few)) | {"sizes": few},
-        "disk": lambda: in_turns("disk", [Variant(f"{way.name}, {memory}", way.options) for way, memory in ON_DISK], rounds, spilling),
-        "back": lambda: recovery_times(rounds),
-    }
-    crowds = (2, 16) if quick else CROWDS
+    kept = json.loads(file.read_text()) if file.exists() else {}
+    # Results of earlier versions of this program have no stamp for each part.
+    result = {part: kept[part] for part in PARTS if "stamp" in kept.get(part, {})}
     for part in parts:
-        result[part] = measures[part]()
-        result |= {"rounds": rounds, "stamp": stamp.now()}
+        began = time.monotonic()
+        with tempfile.TemporaryDirectory() as folder:
+            made = Bench(part, 1 if part == "counts" else rounds, quick, Path(folder)).measured()
+        result[part] = made | {"is_trial": quick, "seconds": round(time.monotonic() - began), "stamp": stamp.of_binaries()}
+        print(f"{part}: {result[part]['seconds']} s", flush=True)
         file.write_text(json.dumps(result, indent=1))
     return result
 
 
-def in_turns(part: str, ways: list, rounds: int, one) -> dict:
-    """Rows of numbers by variant and round."""
-    samples: dict[str, list[list[float]]] = {}
-    for number in range(rounds):
-        # The order rotates, so that the predecessor of a variant has no influence.
-        for way in ways[number % len(ways) :] + ways[: number % len(ways)]:
-            print(f"{part}: round {number + 1} of {rounds}: {way.name}: ", end="", flush=True)
-            warm()
-            samples.setdefault(way.name, []).append(row := one(way))
-            print(", ".join(f"{value:.1f}" for value in row), flush=True)
-    return {"samples": samples, "medians": {name: list(map(statistics.median, zip(*rows))) for name, rows in samples.items()}}
+@dataclass(frozen=True)
+class Job:
+    """IMB with the sizes of a group, on one node, or with one rank on each node of a lab."""
+
+    group: Group
+    ranks: int = 2
+    program: str = "IMB-MPI1"
+    benchmarks: tuple[str, ...] = ("PingPong",)
+    fill_bytes: int = 0
 
 
-def warm() -> None:
-    """Makes the host of the virtual machine provide memory for the next measurement."""
-    with mmap.mmap(-1, WARM_BYTES) as memory:
-        for at in range(0, WARM_BYTES, mmap.PAGESIZE):
-            memory[at] = 1
+@dataclass
+class Bench:
+    """The measurement of one part."""
+
+    part: str
+    rounds: int
+    quick: bool
+    folder: Path
+
+    def measured(self) -> dict:
+        node, few = [SENDERS, UNIT, RELAY, SAME, PLAIN], [SENDERS, UNIT, RELAY, SAME]
+        between = [SENDERS, RELAY, SAME]
+        both = ("PingPong", ways.TCP_PINGPONG), ("Uniband", ways.TCP_UNIBAND)
+        match self.part:
+            case "new" | "again":
+                return self.in_turns(node, self.groups(ways.PINGPONG, self.part, Job(ways.PINGPONG[0])))
+            case "beyond":
+                return self.in_turns([SENDERS, UNIT, SAME], self.groups(ways.PINGPONG, self.part, Job(ways.PINGPONG[0])))
+            case "stream-new" | "stream-again" | "stream-beyond":
+                memory = self.part.removeprefix("stream-")
+                compared = [SENDERS, UNIT, SAME] if memory == "beyond" else node
+                return self.in_turns(compared, self.groups(ways.UNIBAND, memory, Job(ways.UNIBAND[0], benchmarks=("Uniband",))))
+            case "pairs":
+                return self.in_turns(few, self.groups(ways.PAIRS, "again", Job(ways.PAIRS[0], 4, benchmarks=("Uniband",))))
+            case "one-sided":
+                return self.in_turns(few, self.groups(ways.ONE_SIDED, "again", Job(ways.ONE_SIDED[0], 2, "IMB-RMA")))
+            case "ranks":
+                crowds = (2, 16) if self.quick else ways.CROWDS
+                return self.in_turns(few, [lambda way, ranks=ranks: self.crowded(way, ranks) for ranks in crowds])
+            case "nodes":
+                return self.in_turns(between, [lambda way: self.between_nodes(way, both, LAB)])
+            case "spares":
+                return self.in_turns([SPARES, SENDERS, SAME], [lambda way: self.between_nodes(way, both, self.lab_with_spare())])
+            case "link":
+                placed = [sys.executable, str(paths.ROOT / "tests" / "system" / "programs" / "on_gateways.py")]
+                sizes = (("PingPong", ways.LINK_PINGPONG),)
+                return self.in_turns(between, [lambda way: self.between_nodes(way, sizes, LAB, placed)])
+            case "applications":
+                return self.in_turns(few, [lambda way, name=name: self.application(way, name) for name in ways.APPLICATIONS])
+            case "disk":
+                return self.in_turns([SENDERS, RELAY], [lambda way, memory=memory: self.spilling(way, memory) for memory in ("within", "beyond")])
+            case "counts":
+                return self.in_turns([SENDERS, UNIT, RELAY], [self.counted])
+            case "back":
+                return self.in_turns([SENDERS, UNIT], [recovery_time])
+        raise ValueError(self.part)
+
+    def in_turns(self, compared: list[Variant], steps: list[Callable[[Variant], Row]]) -> dict:
+        """The values of all rounds, by variant and name. A variant that fails takes no further
+        part, and its error is kept."""
+        samples: dict[str, dict[str, list[float]]] = {way.name: {} for way in compared}
+        errors: dict[str, str] = {}
+        for number in range(self.rounds):
+            for step in steps:
+                # The order rotates, so that the predecessor of a variant has no influence.
+                turn = number % len(compared)
+                for way in compared[turn:] + compared[:turn]:
+                    if way.name in errors:
+                        continue
+                    print(f"{self.part}: round {number + 1} of {self.rounds}: {way.name}: ", end="", flush=True)
+                    warm.memory(WARM_BYTES.get(self.part, WARM_FEW_BYTES) if not self.quick else WARM_FEW_BYTES)
+                    try:
+                        row = step(way)
+                    except (labs.Failed, OSError, subprocess.SubprocessError) as error:
+                        errors[way.name] = str(error)
+                        print(f"does not run: {error}", flush=True)
+                        continue
+                    print(", ".join(f"{name} {value:.4g}" for name, value in row.items()), flush=True)
+                    for name, value in row.items():
+                        samples[way.name].setdefault(name, []).append(value)
+        return {"samples": samples, "errors": errors, "rounds": self.rounds}
+
+    def groups(self, of_sizes: tuple[Group, ...], memory: str, job: Job) -> list[Callable[[Variant], Row]]:
+        """A step for each group of sizes on a node, with logs in such memory."""
+
+        def one(way: Variant, number: int) -> Row:
+            groups = ways.fewer(of_sizes, self.quick, way)
+            benchmarks = job.benchmarks
+            if self.part == "one-sided":
+                benchmarks = ways.RMA_BENCHMARKS + (ways.ATOMIC if number == 0 else ())
+            options = (*way.options, *ways.MEMORY[memory]) if way.logs else way.options
+            asked = replace(job, group=groups[number], benchmarks=benchmarks, fill_bytes=ways.FILL_BYTES[memory])
+            return self.on_a_node(replace(way, options=options), asked)
+
+        count = len(ways.fewer(of_sizes, self.quick, SAME))
+        return [lambda way, number=number: one(way, number) for number in range(count)]
+
+    def crowded(self, way: Variant, ranks: int) -> Row:
+        """MB/s of all pairs together, and microseconds of an Allreduce."""
+        share = ways.RELAY_SHARE if way == RELAY else 1
+        jobs = [Job(Group((CROWD_BYTES,), max(CROWD_TIMES // ranks // share, 2)), ranks, benchmarks=("Uniband",))]
+        jobs += [Job(Group((8,), max(ALLREDUCE_TIMES // share, 2)), ranks, benchmarks=("Allreduce",))]
+        rows = [self.on_a_node(way, job) for job in jobs]
+        return {f"{name.partition('/')[0]}/{ranks}": value for row in rows for name, value in row.items()}
+
+    def on_a_node(self, way: Variant, job: Job) -> Row:
+        command = [str(paths.LANDBRIDGE), "run", "-n", str(job.ranks), *way.options, "--", *self.imb_words(job)]
+        environment = {"LD_LIBRARY_PATH": str(paths.venv("mpich") / "lib")}
+        return values(finished(command, environment), [job])
+
+    def between_nodes(self, way: Variant, benchmarks, lab: Path, placed: list[str] | None = None) -> Row:
+        """All sizes in one lab."""
+        options = (*way.options, *ways.MEMORY["again"]) if way.logs else way.options
+        jobs = [
+            Job(group, benchmarks=(benchmark,), fill_bytes=0 if placed else ways.FILL_BYTES["again"])
+            for benchmark, of_sizes in benchmarks
+            for group in ways.fewer(of_sizes, self.quick, way)
+        ]
+        launch = [*(placed or []), str(paths.LANDBRIDGE), "run", "-n", "2", "--ranks-per-node", "1", *options, "--"]
+        commands = labs.in_turn([[*launch, *self.imb_words(job)] for job in jobs])
+        return values(finished(labs.command(lab, labs.name("recovery"), commands), labs.environment()), jobs)
+
+    def lab_with_spare(self) -> Path:
+        """The lab with a third host in the first cluster, for `--spares 1`."""
+        file = self.folder / "spare.toml"
+        file.write_text(LAB.read_text().replace("hosts = 2 ", "hosts = 3 ", 1))
+        return file
+
+    def imb_words(self, job: Job) -> list[str]:
+        per_time = job.group.times * (ways.WINDOW if "Uniband" in job.benchmarks else 1)
+        # The first size is not counted: it fills the memory that is used again.
+        first = min(job.fill_bytes // per_time + 8, 4 * MIB)
+        lengths = self.folder / f"lengths-{first}-{job.group.sizes[0]}-{job.group.times}"
+        lengths.write_text("".join(f"{size}\n" for size in (first, *job.group.sizes)))
+        window = ["-window_size", str(ways.WINDOW)] if "Uniband" in job.benchmarks else []
+        bounds = ["-iter", str(job.group.times), "-iter_policy", "off", "-time", f"{LIMIT_S:.0f}"]
+        return [str(imb.IMB.with_name(job.program)), *job.benchmarks, "-npmin", str(job.ranks), "-msglen", str(lengths), *bounds, *window]
+
+    def application(self, way: Variant, name: str) -> Row:
+        """Seconds, as the program measures them, without its start and end."""
+        short = 20 if self.quick else 1
+        heat = [paths.python("mpich"), str(paths.ROOT / "examples" / "heat.py"), "--size", "512", "--steps", str(2400 // short)]
+        words = {"heat": lambda: heat}
+        words["gradient"] = lambda: [compiled.program("gradient", self.folder), "96", str(250 if self.quick else 1000)]
+        words["transpose"] = lambda: [compiled.program("transpose", self.folder), "512", str(160 // short)]
+        said = finished([str(paths.LANDBRIDGE), "run", "-n", "2", *way.options, "--", *words[name]()], {})
+        return {name: compiled.elapsed_s(said)}
+
+    def spilling(self, way: Variant, memory: str) -> Row:
+        """MB/s of long messages: with a log in memory, or of 256 MiB in memory and the rest on a
+        disk."""
+        with tempfile.TemporaryDirectory(dir=os.environ.get("LANDBRIDGE_BENCH_DIR", "/var/tmp")) as directory:
+            size = "12GiB" if memory == "within" else "256MiB"
+            bounds = (*way.options, "--set", f"recover_memory={size}", "--set", f"recover_dir={directory}")
+            times = recovery_section.DISK_TIMES // (8 if self.quick else 1)
+            row = self.on_a_node(replace(way, options=bounds), Job(Group((MIB,), times), benchmarks=("Uniband",)))
+        return {memory: row[f"Uniband/{MIB}"]}
+
+    def counted(self, way: Variant) -> Row:
+        """Bytes of log, determinants and their bytes, for each message. Each size has a job of its
+        own, since the first 2 MiB of a log grow by small pages, and all behind by 2 MiB."""
+        row: Row = {}
+        for size in ways.QUICK_SIZES if self.quick else ways.SIZES:
+            times = COUNTED_TIMES if size <= COUNTED_SHORT_MAX else COUNTED_BYTES // size
+            program = [paths.python("mpich"), str(Path(__file__).with_name("counted.py")), str(size), str(times)]
+            with Running([str(paths.LANDBRIDGE), "run", "-n", "2", *way.options, *ways.MEMORY["new"], "--", *program], {}) as job:
+                job.wait_for(lambda said: "counted 0" in said)
+                before = job.logged()
+                job.go_on()
+                job.wait_for(lambda said: f"counted {times}\n" in said)
+                after = job.logged()
+                job.go_on()
+            for what, field in (("log", "bytes"), ("determinants", "determinants"), ("determinant bytes", "determinant_bytes")):
+                row[f"{what}/{size}"] = (after[field] - before[field]) / (2 * times)
+        return row
 
 
-def again(way: Variant) -> Variant:
-    """The variant whose logs use little memory, again and again."""
-    return Variant(way.name, (*way.options, *AGAIN)) if "--recover" in way.options else way
+def finished(command: list[str], environment: dict[str, str]) -> str:
+    """The output of a job that ended well."""
+    done = process.run(command, LIMIT_S, environment)
+    if not done.ok:
+        raise labs.Failed(f"{done.why or done.code}: {process.tail(done.output, 4)}")
+    return done.output
 
 
-def times_of(size: int) -> int:
-    return min(TIMES_MAX, BYTES_MAX // size)
+def values(output: str, jobs: list[Job]) -> Row:
+    """MB/s of Uniband, and microseconds of other benchmarks, by benchmark and size."""
+    tables = imb.tables(output)
+    row: Row = {}
+    for job in jobs:
+        for benchmark in job.benchmarks:
+            table = tables.get(benchmark, imb.Table({}))
+            # Accumulate works on whole integers, and the atomic operations on one.
+            is_one = benchmark in ways.ATOMIC
+            sizes = [size for size in table.rows if is_one or size in job.group.sizes]
+            if not sizes or (job.program == "IMB-MPI1" and len(sizes) < len(job.group.sizes)):
+                raise labs.Failed(f"{benchmark} has no rows: {process.tail(output, 4)}")
+            for size in sizes:
+                row[f"{benchmark}/{size}"] = table.bandwidth(size) if benchmark == "Uniband" else table.latency_us(size)
+    return row
 
 
-def ping_pong(way: Variant, sizes) -> list[float]:
-    """Microseconds one way, by size."""
-    return [run_imb(way.options, "PingPong", 2, size, times_of(size)) for size in sizes]
+# --- jobs that are observed while they run
 
 
-def streams(way: Variant, sizes) -> list[float]:
-    """MB/s one way, by size: in new memory, and in memory that is used again."""
-    return [run_imb(one.options, "Uniband", 2, size, max(times_of(size) // 64, 4)) for one in (way, again(way)) for size in sizes]
+class Running:
+    """A job in the background; use it in `with`."""
 
+    def __init__(self, command: list[str], environment: dict[str, str]):
+        self.said = tempfile.TemporaryFile("w+")
+        pipes = {"stdin": subprocess.PIPE, "stdout": self.said, "stderr": subprocess.STDOUT}
+        self.process = subprocess.Popen(command, **pipes, env=os.environ | environment, start_new_session=True)
 
-def crowded(way: Variant, crowds) -> list[float]:
-    """MB/s of all pairs together, by number of ranks, and then microseconds of an Allreduce."""
-    bands = [run_imb(way.options, "Uniband", ranks, CROWD_BYTES, CROWD_TIMES // ranks) for ranks in crowds]
-    return bands + [run_imb(way.options, "Allreduce", ranks, 8, ALLREDUCE_TIMES) for ranks in crowds]
+    def __enter__(self):
+        return self
 
+    def __exit__(self, *_):
+        # A job that is done ends by itself.
+        try:
+            self.process.wait(0.5)
+        except subprocess.TimeoutExpired:
+            self.process.send_signal(signal.SIGINT)
+            self.process.wait(30)
+        self.process.stdin.close()
+        self.said.close()
+        process.end_descendants()
 
-def benchmark_words(benchmark: str, ranks: int, size: int, times: int) -> list[str]:
-    lengths = paths.RESULTS / "recovery-lengths"
-    # The first size is not counted: 64 MiB in all, so that memory that is used again is full.
-    lengths.write_text(f"{min(64 * MIB // times + 8, 4 * MIB)}\n{size}\n")
-    bounds = ["-npmin", str(ranks), "-msglen", str(lengths), "-iter", str(times), "-iter_policy", "off"]
-    return [str(imb.IMB), benchmark, *bounds]
+    def go_on(self) -> None:
+        self.process.stdin.write(b"\n")
+        self.process.stdin.flush()
 
+    def text(self) -> str:
+        self.said.seek(0)
+        return self.said.read()
 
-def run_imb(options, benchmark: str, ranks: int, size: int, times: int) -> float:
-    """MB/s of Uniband; microseconds of other benchmarks."""
-    program = benchmark_words(benchmark, ranks, size, times)
-    command = [str(paths.LANDBRIDGE), "run", "-n", str(ranks), *options, "--", *program]
-    environment = {"LD_LIBRARY_PATH": str(paths.venv("mpich") / "lib")}
-    return parsed(process.run(command, LIMIT_S, environment), benchmark, size)
+    def wait_for(self, is_there: Callable[[str], object]) -> float:
+        """The time of a message in the output, with a resolution of 2 ms."""
+        deadline = time.monotonic() + LIMIT_S
+        while time.monotonic() < deadline and self.process.poll() is None:
+            if is_there(self.text()):
+                return time.monotonic()
+            time.sleep(0.002)
+        raise labs.Failed(f"ended, or said nothing for {LIMIT_S:.0f} s: {process.tail(self.text(), 4)}")
 
+    def logged(self) -> dict[str, int]:
+        """What the message logs of all ranks hold, once nothing is under way."""
+        time.sleep(STATUS_AGE_S)
+        processes = self.asked("log", "log_status", "processes")
+        if not processes:
+            raise labs.Failed("`landbridge log` says nothing of the job")
+        return {name: sum(it[name] for it in processes) for name in ("bytes", "determinants", "determinant_bytes", "delivered_frames")}
 
-def parsed(finished, benchmark: str, size: int) -> float:
-    table = imb.parse(finished.output)
-    if not finished.ok or size not in table.rows:
-        raise labs.Failed(f"{finished.why or finished.code}: {process.tail(finished.output, 4)}")
-    return table.bandwidth(size) if benchmark == "Uniband" else table.latency_us(size)
+    def pid_of(self, rank: int) -> int | None:
+        return next((row["pid"] for row in self.asked("ps", "ranks") or [] if row["rank"] == str(rank)), None)
 
-
-def between_nodes(way: Variant, sizes) -> list[float]:
-    """Microseconds one way, by size, between two nodes of a cluster."""
-    return [lab_imb(way.options, size, min(times_of(size), 5000), []) for size in sizes]
-
-
-def over_link(way: Variant, sizes) -> list[float]:
-    """Microseconds one way, by size, between two sites."""
-    gateways = paths.ROOT / "tests" / "system" / "programs" / "on_gateways.py"
-    return [lab_imb(way.options, size, FEW[size], [sys.executable, str(gateways)]) for size in sizes]
-
-
-def lab_imb(options, size: int, times: int, placed: list[str]) -> float:
-    program = benchmark_words("PingPong", 2, size, times)
-    job = [str(paths.LANDBRIDGE), "run", "-n", "2", "--ranks-per-node", "1", *options, "--", *program]
-    words = labs.command(LAB, labs.name("recovery"), [*placed, *job])
-    return parsed(process.run(words, LIMIT_S, labs.environment()), "PingPong", size)
-
-
-def spilling(way: Variant) -> list[float]:
-    """MB/s of long messages: with a log of 4 GiB in memory, or of 256 MiB in memory and the rest on
-    a disk."""
-    with tempfile.TemporaryDirectory(dir=os.environ.get("LANDBRIDGE_BENCH_DIR", "/var/tmp")) as directory:
-        memory = "12GiB" if way.name.endswith("within memory") else "256MiB"
-        bounds = (*way.options, "--set", f"recover_memory={memory}", "--set", f"recover_dir={directory}")
-        return [run_imb(bounds, "Uniband", 2, MIB, 24)]
+    def asked(self, command: str, *names: str):
+        """What `landbridge ps` or `landbridge log` says of this job."""
+        answer = subprocess.run([str(paths.LANDBRIDGE), command, "--json"], capture_output=True, text=True, timeout=10)
+        jobs = json.loads(answer.stdout) if answer.returncode == 0 else []
+        found = next((job for job in jobs if job["launcher"] == self.process.pid), None)
+        for name in names:
+            found = (found or {}).get(name)
+        return found
 
 
 # --- from a kill to the end of the replay
@@ -233,201 +376,29 @@ STARTED = re.compile(r"restarted: (\d+) polls")
 LIVE = re.compile(r"the replay is over after (\d+) frames")
 
 
-def recovery_times(rounds: int) -> dict:
-    """Rows by variant."""
-    rows = {way.name: [] for way in (SENDERS, UNIT)}
-    for _ in range(rounds):
-        for way in (SENDERS, UNIT):
-            rows[way.name].append(recovery_time(way))
-    return rows
-
-
-def recovery_time(way: Variant) -> dict:
+def recovery_time(way: Variant) -> Row:
     """Seconds: from the kill until the launcher notices, from then until the replay begins, and
     from then until the rank is live; and the duration of the first run."""
-    lengths = paths.RESULTS / "recovery-lengths"
-    lengths.write_text("1024\n")
-    program = [str(imb.IMB), "Sendrecv", "-npmin", "4", "-msglen", str(lengths), "-iter", "10000000", "-iter_policy", "off", "-time", "600"]
-    command = [str(paths.LANDBRIDGE), "run", "-n", "4", *way.options, "--set", "log=info", "--", *program]
-    environment = os.environ | {"LD_LIBRARY_PATH": str(paths.venv("mpich") / "lib")}
-    print(f"back: {way.name}: ", end="", flush=True)
-    with tempfile.TemporaryFile("w+") as said:
-        job = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT, env=environment, start_new_session=True)
-        try:
-            wait_for(said, lambda _: pid_of(1, job.pid), job)
+    with tempfile.NamedTemporaryFile("w") as lengths:
+        lengths.write("1024\n")
+        lengths.flush()
+        program = [str(imb.IMB), "Sendrecv", "-npmin", "4", "-msglen", lengths.name, "-iter", "10000000", "-iter_policy", "off", "-time", "600"]
+        command = [str(paths.LANDBRIDGE), "run", "-n", "4", *way.options, "--set", "log=info", "--", *program]
+        with Running(command, {"LD_LIBRARY_PATH": str(paths.venv("mpich") / "lib")}) as job:
+            job.wait_for(lambda _: job.pid_of(1))
             began = time.monotonic()
             time.sleep(FIRST_S)
-            each = determinant_bytes(job.pid)
+            processes = job.asked("log", "log_status", "processes")
+            each = sum(it["determinant_bytes"] for it in processes) / max(sum(it["delivered_frames"] for it in processes), 1)
+            victim = job.pid_of(1)
             killed = time.monotonic()
-            os.kill(pid_of(1, job.pid), signal.SIGKILL)
-            noticed = wait_for(said, lambda text: ": restarted" in text, job)
-            replay_begun = wait_for(said, lambda text: STARTED.search(text), job)
-            live = wait_for(said, lambda text: LIVE.search(text), job)
-            said.seek(0)
-            text = said.read()
-        finally:
-            job.send_signal(signal.SIGINT)
-            job.wait(30)
-            process.end_descendants()
+            os.kill(victim, signal.SIGKILL)
+            noticed = job.wait_for(lambda said: ": restarted" in said)
+            replay_begun = job.wait_for(STARTED.search)
+            live = job.wait_for(LIVE.search)
+            text = job.text()
     row = {"first": killed - began, "noticed": noticed - killed, "restart": replay_begun - noticed, "replay": live - replay_begun}
-    row |= {"determinant": each, "polls": int(STARTED.search(text)[1]), "frames": int(LIVE.search(text)[1])}
-    print(", ".join(f"{name} {value:.3g}" for name, value in row.items()), flush=True)
-    return row
-
-
-def determinant_bytes(launcher: int) -> float:
-    """Bytes of determinants for each delivered frame."""
-    answer = subprocess.run([str(paths.LANDBRIDGE), "log", "--json"], capture_output=True, text=True, timeout=10)
-    (kept,) = [job["log_status"]["processes"] for job in json.loads(answer.stdout) if job["launcher"] == launcher]
-    return sum(it["determinant_bytes"] for it in kept) / max(sum(it["delivered_frames"] for it in kept), 1)
-
-
-def wait_for(file, is_there, job) -> float:
-    """The time of a message in the output, with a resolution of 2 ms."""
-    deadline = time.monotonic() + LIMIT_S
-    while time.monotonic() < deadline and job.poll() is None:
-        file.seek(0)
-        if is_there(file.read()):
-            return time.monotonic()
-        time.sleep(0.002)
-    file.seek(0)
-    raise labs.Failed(f"ended, or said nothing for {LIMIT_S:.0f} s: {process.tail(file.read(), 4)}")
-
-
-def pid_of(rank: int, launcher: int) -> int | None:
-    answer = subprocess.run([str(paths.LANDBRIDGE), "ps", "--json"], capture_output=True, text=True, timeout=10)
-    jobs = json.loads(answer.stdout) if answer.returncode == 0 else []
-    ranks = [row for job in jobs if job["launcher"] == launcher for row in job["ranks"]]
-    return next((row["pid"] for row in ranks if row["rank"] == str(rank)), None)
-
-
-# --- the document
-
-
-def section(result: dict) -> str:
-    lines = ["## Killed ranks come back: what it costs", "", f"{stamp.rounds(result['rounds'])}, medians.", *stamp.lines(result)]
-    what = {
-        "new": "**PingPong on a node**, IMB-MPI1, 2 ranks and all other processes on two cores. All memory of the logs is new: the "
-        "first access to a page costs more than all copies into it.",
-        "again": f"**PingPong on a node, memory used again** (`{AGAIN[1]}`, without checkpoints: messages that were read are given up, and "
-        "their memory is used first. With checkpoints all memory is used in turn.)",
-        "nodes": f"**PingPong between two nodes over TCP** (a lab on this machine, `{AGAIN[1]}`).",
-        "link": f"**PingPong over a link** of 1 Gbit/s, 5 ms one way (`{LAB.relative_to(paths.ROOT)}`).",
-    }
-    for part, title in what.items():
-        if part in result:
-            lines += ["", prose.wrapped(title), "", *table(result[part], TARGETS[part])]
-    if "stream" in result:
-        lines += ["", "**One way on a node**, Uniband, 64 messages at a time.", "", *stream_table(result["stream"])]
-    if "ranks" in result:
-        lines += ["", "**Many ranks** of a node on the same two cores, new memory.", "", *crowd_table(result["ranks"])]
-    if "disk" in result:
-        lines += ["", *disk_lines(result["disk"])]
-    if "back" in result:
-        for name, rows in result["back"].items():
-            lines += ["", *recovery_time_lines(name, rows)]
-    return "\n".join(lines) + "\n"
-
-
-def table(part: dict, target: Target) -> list[str]:
-    """One-way times; ratios of the variants with a log to the same provider without."""
-    names = [size_name(size) for size in part["sizes"]]
-    lines = [f"| way, us one way | {' | '.join(names)} |", "|---|" + "--:|" * len(names)]
-    for name, row in part["medians"].items():
-        lines.append(f"| {name} | {' | '.join(f'{value:.1f}' for value in row)} |")
-    best = {name: [min(column) for column in zip(*rows)] for name, rows in part["samples"].items()}
-    for title, rows in (("**ratio to the same provider**", part["medians"]), ("the same, best rounds", best)):
-        pairs = list(zip(rows[SENDERS.name], rows[SAME.name], part["sizes"]))
-        lines.append(f"| {title} | {' | '.join(verdict(with_log, none, size, target) for with_log, none, size in pairs)} |")
-    if unit := part["medians"].get(UNIT.name):
-        ratios = [judged(with_log / none, TARGET_UNIT, False) for with_log, none in zip(unit, part["medians"][SAME.name])]
-        lines.append(f"| ratio, `recover_unit=node` | {' | '.join(ratios)} |")
-    pairs = zip(part["medians"][RELAY.name], part["medians"][SAME.name])
-    lines.append(f"| ratio, log of the relay | {' | '.join(f'{with_log / none:.2f}' for with_log, none in pairs)} |")
-    return lines
-
-
-def stream_table(part: dict) -> list[str]:
-    """Bandwidth in new memory, and in memory used again."""
-    count, names = len(part["sizes"]), [size_name(size) for size in part["sizes"]]
-    lines = [f"| MB/s | {' | '.join(names)} |", "|---|" + "--:|" * count]
-    for title, first, share in (("new memory", 0, TARGETS["new"].bandwidth), ("used again", count, TARGETS["again"].bandwidth)):
-        rows = {name: row[first : first + count] for name, row in part["medians"].items()}
-        for name, row in rows.items():
-            lines.append(f"| {title}: {name} | {' | '.join(f'{value:.0f}' for value in row)} |")
-        ratios = [judged(with_log / none, share, True) for with_log, none in zip(rows[SENDERS.name], rows[SAME.name])]
-        lines.append(f"| **ratio to the same provider** | {' | '.join(ratios)} |")
-    return lines
-
-
-def size_name(size: int) -> str:
-    return f"{size >> 20} MiB" if size >= MIB else f"{size >> 10} KiB" if size >= KIB else f"{size} B"
-
-
-def crowd_table(part: dict) -> list[str]:
-    """Rows of bandwidth and of times, with their ratios."""
-    crowds = part["crowds"]
-    lines = [f"| ranks | {' | '.join(map(str, crowds))} |", "|---|" + "--:|" * len(crowds)]
-    for title, first, is_long in (("Uniband, 64 KiB, MB/s", 0, True), ("Allreduce, 8 B, us", len(crowds), False)):
-        rows = {name: row[first : first + len(crowds)] for name, row in part["medians"].items()}
-        for name, row in rows.items():
-            lines.append(f"| {title}: {name} | {' | '.join(f'{value:.0f}' for value in row)} |")
-        pairs = zip(rows[SENDERS.name], rows[SAME.name])
-        ratios = [f"{with_log / none:.2f}{' of bandwidth' if is_long else ''}" for with_log, none in pairs]
-        lines.append(f"| **ratio to the same provider** | {' | '.join(ratios)} |")
-    return lines
-
-
-def verdict(with_log: float, none: float, size: int, target: Target) -> str:
-    """The ratio and its target: of latency up to 32 KiB, of bandwidth for longer messages."""
-    is_long = size > 32 * KIB
-    return judged(none / with_log, target.bandwidth, True) if is_long else judged(with_log / none, target.latency, False)
-
-
-def judged(ratio: float, target: float, is_bandwidth: bool) -> str:
-    met = ratio >= target if is_bandwidth else ratio <= target
-    return f"{ratio:.2f}{' of bandwidth' if is_bandwidth else ''}{'' if met else f' (missed: {target})'}"
-
-
-def disk_lines(part: dict) -> list[str]:
-    what = f"**Message log larger than memory**, IMB Uniband, messages of 1 MiB, {2 * 24 * 64 >> 10} GiB in all:"
-    for way in (SENDERS, RELAY):
-        within, beyond = (part["medians"][f"{way.name}, {memory}"][0] for memory in ("within memory", "beyond it"))
-        share = beyond / within
-        missed = "" if share >= TARGET_DISK else f" (missed: {TARGET_DISK:.0%})"
-        what += (
-            f" {way.name}: {within:.0f} MB/s within memory, {beyond:.0f} MB/s with 256 MiB of memory and the rest on disk: "
-            f"{share:.0%}{missed};"
-        )
-    return [prose.wrapped(what.rstrip(";") + ".")]
-
-
-def recovery_time_lines(name: str, rows: list[dict]) -> list[str]:
-    middle = {name: statistics.median(row[name] for row in rows) for name in rows[0]}
-    speed = middle["first"] / middle["replay"]
-    waiting = middle["noticed"] + middle["restart"]
-    late = "" if waiting <= TARGET_LIVE_S else f" (missed: {TARGET_LIVE_S} s)"
-    slow = "" if speed >= TARGET_REPLAY else f" (missed: {TARGET_REPLAY} times)"
-    large = "" if middle["determinant"] <= TARGET_DETERMINANT else f" (missed: {TARGET_DETERMINANT})"
-    what = (
-        f"**From a kill to the same point, {name}**, IMB Sendrecv of 1 KiB, 4 ranks, one killed after {FIRST_S:.0f} s: detected and "
-        f"restarted within {middle['noticed'] * 1e3:.0f} ms, the replay began {middle['restart'] * 1e3:.0f} ms "
-        f"later{late}, and {middle['first']:.1f} s were replayed in {middle['replay']:.2f} s: {speed:.1f} times as fast as the "
-        f"first time{slow}. Each delivered frame took {middle['determinant']:.1f} bytes of determinants{large}."
-    )
-    return [prose.wrapped(what)]
-
-
-def picture(result: dict) -> str:
-    """Speed with logs of the senders, and with the log of the relay, beside the same provider
-    without `--recover`."""
-    groups = []
-    for part, where in (("new", "a node, new memory"), ("again", "a node, used memory"), ("nodes", "two nodes"), ("link", "two sites")):
-        if rows := result.get(part):
-            names = (SENDERS.name, RELAY.name)
-            times = zip(rows["sizes"], rows["medians"][SAME.name], *(rows["medians"][name] for name in names))
-            groups += [(f"{size_name(size)}, {where}", dict(zip(names, (none / one for one in each)))) for size, none, *each in times]
-    return svg.bars("Speed of PingPong with --recover, beside that without", groups, "", [(1.0, "without --recover")])
+    return row | {"determinant": each, "polls": int(STARTED.search(text)[1]), "frames": int(LIVE.search(text)[1])}
 
 
 if __name__ == "__main__":
