@@ -3,6 +3,7 @@
 import argparse
 from pathlib import Path
 
+import labs
 from support import paths, process
 
 
@@ -20,5 +21,9 @@ def main(document: str, rounds: int, parts: tuple[str, ...], measure, section) -
         parser.error(f"parts are {', '.join(parts)}")
     if options.bin:
         paths.use_release(options.bin)
-    print(section(measure(1 if options.quick else options.rounds, tuple(options.parts), options.quick)))
+    try:
+        print(section(measure(1 if options.quick else options.rounds, tuple(options.parts), options.quick)))
+    except labs.Failed as failed:
+        print(f"does not run: {failed}")
+        return 1
     return 0

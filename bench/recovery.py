@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The cost of recovery of killed ranks, and the time that a recovery takes.
 
-    bench/recovery.py                   all parts, 5 rounds; `--rounds 3` takes about an hour
+    bench/recovery.py                   all parts, 5 rounds; `--rounds 3` takes at most about an hour
     bench/recovery.py --quick           one round, few sizes, few repetitions: a trial of the program
     bench/recovery.py new nodes         only these parts; the results of the others stay
     bench/recovery.py --bin DIR         the binaries in DIR
@@ -67,6 +67,9 @@ from support import paths, process  # noqa: E402
 ROUNDS = 5
 LAB = paths.ROOT / "labs" / "two-sites.toml"
 LIMIT_S = 240.0
+# No further round begins once a part has taken this many seconds for each of its rounds, so that all
+# parts take little more than an hour at 3 rounds.
+ROUND_S = 80.0
 # Seconds that a rank has run before it is killed.
 FIRST_S = 3.0
 # What a job of these parts can use, and one of the others.
@@ -164,10 +167,13 @@ class Bench:
 
     def in_turns(self, compared: list[Variant], steps: list[Callable[[Variant], Row]]) -> dict:
         """The values of all rounds, by variant and name. A variant that fails takes no further
-        part, and its error is kept."""
+        part, and its error is kept. On a slow machine there are fewer rounds, which the result
+        says."""
         samples: dict[str, dict[str, list[float]]] = {way.name: {} for way in compared}
         errors: dict[str, str] = {}
-        for number in range(self.rounds):
+        began, done = time.monotonic(), 0
+        while done < self.rounds and (done == 0 or time.monotonic() - began < self.rounds * ROUND_S):
+            number, done = done, done + 1
             for step in steps:
                 # The order rotates, so that the predecessor of a variant has no influence.
                 turn = number % len(compared)
@@ -185,7 +191,7 @@ class Bench:
                     print(", ".join(f"{name} {value:.4g}" for name, value in row.items()), flush=True)
                     for name, value in row.items():
                         samples[way.name].setdefault(name, []).append(value)
-        return {"samples": samples, "errors": errors, "rounds": self.rounds}
+        return {"samples": samples, "errors": errors, "rounds": done}
 
     def groups(self, of_sizes: tuple[Group, ...], memory: str, job: Job) -> list[Callable[[Variant], Row]]:
         """A step for each group of sizes on a node, with logs in such memory."""

@@ -31,7 +31,7 @@ def of_binaries() -> dict:
         digest.update(file.read_bytes())
     made = now() | {"binaries": digest.hexdigest()[:8]}
     if not paths.RELEASE.is_relative_to(paths.ROOT) and "LANDBRIDGE_BENCH_COMMIT" not in os.environ:
-        made["commit"] += " (of the benchmark; the binaries are from another folder)"
+        made["commit"] += " (binaries of another folder)"
     return made
 
 
