@@ -241,8 +241,10 @@ class Bench:
 
     def imb_words(self, job: Job) -> list[str]:
         per_time = job.group.times * (ways.WINDOW if "Uniband" in job.benchmarks else 1)
-        # The first size is not counted: it fills the memory that is used again.
-        first = min(job.fill_bytes // per_time + 8, 4 * MIB)
+        # The first size is not counted: it fills the memory that is used again. No other job in the
+        # same output has this size.
+        first = min(job.fill_bytes // per_time + 11, 4 * MIB - 1)
+        first += first in ways.SIZES
         lengths = self.folder / f"lengths-{first}-{job.group.sizes[0]}-{job.group.times}"
         lengths.write_text("".join(f"{size}\n" for size in (first, *job.group.sizes)))
         window = ["-window_size", str(ways.WINDOW)] if "Uniband" in job.benchmarks else []
