@@ -12,6 +12,7 @@ use landbridge_proto::log::image_logs::{ImageLogs, choose_images};
 use landbridge_proto::log::release::LogPositions;
 
 use super::carrier::CarriedFrames;
+use super::fenced::{FencedNode, FencedProcess};
 use super::network::NOT_KEPT;
 use super::node::{ProcessCut, SimulatedNode};
 use super::process::ProcessImage;
@@ -61,6 +62,8 @@ pub struct NodeLosses {
     /// Nodes that there were.
     pub nodes_made: usize,
     pub run: u64,
+    /// Lost nodes of which processes go on.
+    pub fenced: Vec<FencedNode>,
 }
 
 impl NodeLosses {
@@ -168,7 +171,7 @@ impl LogWorld {
     }
 
     /// A node is lost: what is on its way from there may arrive, or not. Its processes begin again
-    /// on another one.
+    /// on another one, and may go on there.
     pub(super) fn lose_node(&mut self, node: usize) -> Result<(), Violation> {
         self.losses.left -= 1;
         self.counts.count("nodes lost");
@@ -177,23 +180,24 @@ impl LogWorld {
             self.deliver_cut(node)?;
         }
         self.losses.cuts.retain(|cut| cut.node != node);
-        self.between_agents.contacts.retain(|(_, process, _)| self.ranks[*process].node != node);
+        let (ranks, random) = (&self.ranks, &mut self.random);
+        let mut arrives = |process: usize| ranks[process].node != node || random.percent(50);
+        self.between_agents.contacts.retain(|(_, process, _)| arrives(*process));
         self.between_agents.images.retain(|notice| notice.node != node);
         let local = self.local(node);
         let waits = self.planted != Some(LogFault::LeavesAtOnce);
         let moving: Vec<usize> = (0..self.ranks.len()).collect();
         let job = job_name(self.losses.run, self.losses.nodes_made);
         let spare = SimulatedNode::new(job, (&local, &moving), waits);
-        self.nodes[node] = spare.map_err(|error| failed(&error))?;
+        let spare = spare.map_err(|error| failed(&error))?;
+        let lost = std::mem::replace(&mut self.nodes[node], spare);
         self.losses.nodes_made += 1;
+        self.end_or_fence(lost, &local);
         for rank in local.iter().copied() {
-            if let Some((_, transport)) = self.ranks[rank].running.take() {
-                self.lose_messages(&transport);
-            }
             let it = &mut self.ranks[rank];
             it.moves += 1;
             it.polls = it.kept.1;
-            self.nodes[node].note_move(rank).map_err(|error| failed(&error))?;
+            self.nodes[node].note_move(rank, it.moves).map_err(|error| failed(&error))?;
             self.nodes[node].write_deliveries(rank, &it.kept.0).map_err(|error| failed(&error))?;
             // Nobody has seen what follows.
             it.events.truncate(events_of(&it.kept.0)?);
@@ -206,6 +210,25 @@ impl LogWorld {
             }
         }
         self.choose_images(node, &local)
+    }
+
+    /// The processes of a lost node end, or go on.
+    fn end_or_fence(&mut self, lost: SimulatedNode, local: &[usize]) {
+        let lives_on = self.lives_on();
+        let mut processes = Vec::new();
+        for rank in local.iter().copied() {
+            let polls = self.ranks[rank].polls;
+            match self.ranks[rank].running.take() {
+                Some((process, transport)) if lives_on => {
+                    processes.push(FencedProcess { process, transport, polls });
+                }
+                Some((_, transport)) => self.lose_messages(&transport),
+                None => (),
+            }
+        }
+        if !processes.is_empty() {
+            self.fence(lost, processes);
+        }
     }
 
     /// Chooses the images with which the processes of a lost node begin on this one, and lays what

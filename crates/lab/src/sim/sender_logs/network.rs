@@ -2,6 +2,9 @@
 //!
 //! Messages between two transports arrive in order and once, as endpoints ensure. Messages of a
 //! transport that has ended may be lost from any point on; those to one that has ended are lost.
+//! A part of a message never reaches a log, and a message that is sent again on another path does
+//! not come twice: endpoints hand up whole messages, once, and give back the buffer of one whose
+//! sender is gone. The simulator of endpoints breaks paths in the middle of frames.
 //!
 //! What enters: logs, and contacts in the file of the node. What leaves: frames in the logs of the
 //! receiver. What may never happen: a message is out of order, or claims what cannot be.
@@ -34,6 +37,13 @@ pub struct TransferMessage {
     position: u64,
     digest: u64,
     frames: Vec<u8>,
+}
+
+impl TransferMessage {
+    /// Lets the message count as one of another generation of its sender's transport.
+    pub fn disguise(&mut self, generation: u32) {
+        self.header.generation = generation;
+    }
 }
 
 /// All messages under way, by sender and receiver.
@@ -117,8 +127,22 @@ impl Transport {
         }
     }
 
+    /// The next transport of the same process, on the same node.
+    pub fn replaced(&self, logs: &NodeLogs) -> Transport {
+        let (process, generation) = self.name;
+        Transport::open(process, Contact::moves(generation), logs)
+    }
+
     pub fn name(&self) -> TransportName {
         self.name
+    }
+
+    /// The newest generation that is known of the sender of a message, if the message is of one
+    /// that the sender had on a node which is lost.
+    pub fn fencing_generation(&self, message: &TransferMessage) -> Option<u32> {
+        let remote = self.remotes.get(&usize::from(message.header.process))?;
+        let (known, its) = (remote.transfer.generation(), message.header.generation);
+        (Contact::moves(its) < Contact::moves(known)).then_some(known)
     }
 
     /// What is exchanged with other processes, for the developer.

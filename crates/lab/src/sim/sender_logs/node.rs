@@ -13,16 +13,19 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use landbridge_proto::log::contact::{CONTACT_BYTES, Contact};
 use landbridge_proto::log::image_logs::{ImageLogs, LogStarts, NodeFile, lay_frames};
 use landbridge_proto::log::layout::{
-    AGENT_BELL_AT, CONTACTS_CHANGED_AT, DELIVERIES_END_AT, DELIVERIES_RELEASED_AT, FILE_BYTES,
-    IMAGES_WANTED_AT, IN_UNIT, IS_LOCAL, LOCAL_AT, MOVED_AT, NOTHING_WAITS, RELEASE_BYTES,
-    REPORT_WORDS, ROLLBACKS_AT, STABLE_AT, STABLE_WANTED_AT, UNIT_KEEPS_AT, begins_at, contact_at,
-    control_at, deliveries_at, discarded_at, log_at, release_at, report_at,
+    AGENT_BELL_AT, BELL_AT, CONTACTS_CHANGED_AT, DELIVERIES_END_AT, DELIVERIES_RELEASED_AT,
+    FILE_BYTES, IMAGES_WANTED_AT, IN_UNIT, IS_LOCAL, LOCAL_AT, MOVED_AT, NOTHING_WAITS,
+    RELEASE_BYTES, REPORT_WORDS, ROLLBACKS_AT, STABLE_AT, STABLE_WANTED_AT, UNIT_KEEPS_AT,
+    begins_at, contact_at, control_at, deliveries_at, discarded_at, log_at, release_at, report_at,
 };
 use landbridge_proto::log::release::{LogPositions, LogReleases, PairPositions};
 use landbridge_proto::log::segment::LogCursor;
 use landbridge_proto::log::unit::{UnitCursors, emptied_log};
 use landbridge_proto::log::walk::ReadLog;
 use rustix::io::{pread, pwrite};
+
+/// Doorbells that a process has on one node: more than it opens.
+const BELLS_PER_NODE: u64 = 1 << 32;
 
 pub struct SimulatedNode {
     file: OwnedFd,
@@ -199,9 +202,12 @@ impl SimulatedNode {
         Ok(self.word(control_at(process) + MOVED_AT as u64)? != 0)
     }
 
-    /// Notes that a process was on another node before.
-    pub fn note_move(&self, process: usize) -> io::Result<()> {
+    /// Notes that a process was on another node before, and so often. One machine has the doorbells
+    /// of all simulated nodes, so their numbers differ.
+    pub fn note_move(&self, process: usize, moves: u32) -> io::Result<()> {
         pwrite(&self.file, &1_u64.to_ne_bytes(), control_at(process) + MOVED_AT as u64)?;
+        let bells = u64::from(moves) * BELLS_PER_NODE;
+        pwrite(&self.file, &bells.to_ne_bytes(), control_at(process) + BELL_AT as u64)?;
         Ok(())
     }
 
