@@ -6,6 +6,7 @@ nodes) are in nodes.py.
 """
 
 import contextlib
+import functools
 import json
 import os
 import pty
@@ -705,7 +706,7 @@ def benchmark(options, checks, moment) -> None:
 
 def check_divergence(checks, name: str, code, output: str, rank: int) -> None:
     """Checks that the job has ended because the next incarnation of a rank sends another frame, and
-    that the messages name the frame, the poll and both versions."""
+    that the messages name the frame, the poll, both versions and the first byte that differs."""
     version = r"\w+ to rank \d, \d+ bytes(?:, tag 0x[0-9a-f]+)?, digest [0-9a-f]+"
     both = re.search(rf"incarnation 1 of rank {rank} sends as its frame (\d+): {version}; it was: {version}", output)
     place = re.search(r"this process cannot go on: its frame (\d+), sent at poll \d+, is not what", output)
@@ -713,8 +714,10 @@ def check_divergence(checks, name: str, code, output: str, rank: int) -> None:
     # the progress of the replay.
     far = re.search(r"this process has lost its relay: its relay has closed the connection, at poll \d+, after \d+ frames", output)
     is_placed = place[1] == both[1] if place and both else bool(far)
-    is_said = bool(both) and is_placed and output.count(": restarted") == (1 if place else 2)
-    measured = f"exit code {code}, {'names' if is_said else 'does not name'} frame, poll and both versions, once"
+    difference = r"; their content differs from byte \d+ on: \[[0-9a-f, ]+\], and was \[[0-9a-f, ]+\]"
+    is_byte_named = bool(both and re.match(difference, output[both.end() :]))
+    is_said = bool(both) and is_placed and is_byte_named and output.count(": restarted") == (1 if place else 2)
+    measured = f"exit code {code}, {'names' if is_said else 'does not name'} frame, poll, both versions and their first difference, once"
     checks.check(name, code == 1 and is_said, measured, output)
 
 
@@ -734,7 +737,8 @@ def job(
     """Runs a job and kills ranks: exit code, lines of standard output, and all output.
 
     Each kill is a pair of a moment and a rank. The moment is a number of seconds after the kill
-    before, or a function of the output that becomes true. `read` is the standard input, `terminal`
+    before, or a function of the output that becomes true. Instead of a rank there may be a function,
+    which is called until it returns true or the job has ended. `read` is the standard input, `terminal`
     the standard error; `recover` turns the recovery of killed ranks on; `within` is the beginning of
     the command."""
     recover = ["--recover"] if recover else []
@@ -762,7 +766,8 @@ def job(
                 else:
                     time.sleep(moment)
                 # On a busy machine the rank may not have begun yet.
-                while not kill_rank(rank) and running.poll() is None and time.monotonic() < deadline:
+                strike = rank if callable(rank) else functools.partial(kill_rank, rank)
+                while not strike() and running.poll() is None and time.monotonic() < deadline:
                     time.sleep(0.01)
             code = running.wait(max(deadline - time.monotonic(), 1.0))
         except subprocess.TimeoutExpired:
