@@ -15,7 +15,7 @@ from pathlib import Path
 import common
 import network
 import nodes
-from recovery import check_divergence, job
+from recovery import after_output, check_divergence, job
 from support import process
 
 # Seconds between the first line of rank 1 and its kill.
@@ -165,7 +165,7 @@ def drawing_since(image: str):
 
 def with_threads(options, checks, folder) -> None:
     """Programs with OpenMP, and with further threads."""
-    names = ("OpenMP", "OpenMP, sums in any order", "a thread that reads the clock", "a thread that draws random numbers", "two threads in MPI", "another thread in MPI")
+    names = ("OpenMP", "OpenMP, sums in any order", "a thread that reads the clock", "a thread that draws random numbers", "two threads in MPI", "two threads in MPI, killed", "another thread in MPI")
     names = [name for name in names if checks.wants(name)]
     program = compiled(options, "threads", folder) if names else ""
     team = {"OMP_NUM_THREADS": "2"}
@@ -187,6 +187,16 @@ def with_threads(options, checks, folder) -> None:
         is_named = bool(NAMED.search(output)) or "sends as its frame" in output
         measured = f"exit code {code}, {'a named difference' if is_named else 'nothing is named'}"
         checks.check(name, code == 1 and is_named, measured, output)
+    name = "two threads in MPI, killed"
+    places = (("", []), (", two clusters", ["--clusters", "2"]), (", logs of relays", ["--set", "recover_log=relay"]))
+    for place, words in places if name in names else ():
+        # Its threads call in another order then.
+        kills = [(after_output("both call", LATER_S), 1)]
+        code, _, output = job(options, [program, "second", "400"], kills, *words)
+        is_named = re.search(rf"this process cannot go on: its frame \d+, .*; {SECOND_THREAD}, and the order of calls", output)
+        measured = f"exit code {code}, {'names' if is_named else 'does not name'} the second thread"
+        is_other = "bytes that were never sent" in output
+        checks.check(f"{name}{place}", code == 1 and bool(is_named) and not is_other, measured, output)
     for name, kind, text in (("two threads in MPI", "second", SECOND_THREAD), ("another thread in MPI", "other", OTHER_THREAD)):
         if name in names:
             code, _, output = job(options, [program, kind, "50"], [])

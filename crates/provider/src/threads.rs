@@ -5,7 +5,8 @@
 //! order in which several threads call MPI. So the user is warned at the first call of another
 //! thread, and not when the process is killed.
 //!
-//! In: the thread of each call. Out: warnings, each of them once in a process. A program that
+//! In: the thread of each call. Out: warnings, each of them once in a process, and a reason that
+//! the message about a difference in a replay names. A program that
 //! requests `MPI_THREAD_MULTIPLE` and calls from one thread only gets no warning, and costs
 //! nothing.
 
@@ -55,6 +56,15 @@ impl Callers {
         }
         (!self.are_several.swap(true, Relaxed)).then_some(ThreadingProblem::SeveralThreads)
     }
+
+    fn reason(&self) -> &'static str {
+        match self.are_several.load(Relaxed) {
+            true => {
+                "; a second thread calls MPI, and the order of calls of threads is not recorded"
+            }
+            false => "",
+        }
+    }
 }
 
 /// Records a call of this thread, in a process that is recorded.
@@ -63,6 +73,12 @@ pub fn note_call() {
     if let Some(problem) = CALLERS.note(this_thread(), interposer::is_of_recorded_thread) {
         warn_user(problem);
     }
+}
+
+/// A reason to add to the message about a difference in a replay: a second thread has called MPI.
+/// Empty if none has.
+pub fn reason() -> &'static str {
+    CALLERS.reason()
 }
 
 #[cold]
@@ -130,6 +146,15 @@ mod tests {
         for thread in [7, 8, 9] {
             assert_eq!(callers.note(thread, || true), None);
         }
+    }
+
+    #[test]
+    fn a_second_thread_is_a_reason_for_a_difference_and_another_one_is_not() {
+        let callers = Callers::new();
+        callers.note(7, || false);
+        assert_eq!(callers.reason(), "");
+        callers.note(8, || true);
+        assert!(callers.reason().contains("a second thread calls MPI"));
     }
 
     #[test]

@@ -8,7 +8,7 @@
 // | order | OpenMP adds numbers in the order in which threads arrive | the beginning thread |
 // | clock | another thread reads the clock all the time, without any use | the beginning thread |
 // | random | another thread draws random numbers all the time, without any use | the beginning thread |
-// | second | two threads at the same time | both threads |
+// | second | two threads at the same time, once both have called MPI | both threads |
 // | other | one thread, which does not begin the program | that thread |
 
 #include <atomic>
@@ -24,7 +24,7 @@
 #include <vector>
 
 static int rank, size, rounds;
-static std::atomic<bool> is_over;
+static std::atomic<bool> is_over, has_called;
 
 static double compute_by_team(int round)
 {
@@ -95,6 +95,7 @@ static void *talk(void *communicator)
     for (int round = 0; round < rounds; round++) {
         int number = round, right = (rank + 1) % size, left = (rank + size - 1) % size;
         MPI_Sendrecv_replace(&number, 1, MPI_INT, right, 0, left, 0, *(MPI_Comm *) communicator, MPI_STATUS_IGNORE);
+        has_called = true;
         usleep(1000);
     }
     return nullptr;
@@ -129,6 +130,11 @@ int main(int, char **argv)
         MPI_Comm others, world = MPI_COMM_WORLD;
         MPI_Comm_dup(world, &others);
         pthread_create(&thread, nullptr, talk, &others);
+        while (!has_called)
+            usleep(100);
+        if (rank == 1)
+            puts("both call");
+        fflush(stdout);
         talk(&world);
         pthread_join(thread, nullptr);
     } else if (!strcmp(kind, "clock") || !strcmp(kind, "random")) {

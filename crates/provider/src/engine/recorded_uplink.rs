@@ -24,7 +24,7 @@ use super::identity::Identity;
 use super::local_endpoint::LocalEndpoint;
 use super::recording::Recording;
 use super::sent_nondeterminism::SentNondeterminism;
-use crate::{host, interposer, log};
+use crate::{host, interposer, log, threads};
 
 /// Longest time that the relay may take to begin sending the log for replay.
 pub const REPLAY_TIME_MAX: Duration = Duration::from_secs(30);
@@ -339,7 +339,7 @@ impl RecordedUplink<'_> {
 /// its deliveries and sends would be missing in the log, and a restart might diverge.
 #[cold]
 pub fn end_process(why: &str) -> ! {
-    end_with(EXIT_UNRECOVERABLE, &format!("this process cannot go on: {why}"))
+    end_with(EXIT_UNRECOVERABLE, &format!("this process cannot go on: {why}{}", threads::reason()))
 }
 
 #[cold]
