@@ -4,6 +4,7 @@
 //! signal arrives. Each program first runs once undisturbed: a failure of that run is not caused by
 //! faults. When the time is up, the last program runs to its end without further faults.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, ExitStatus, Stdio};
@@ -23,6 +24,8 @@ const GRACE: Duration = Duration::from_secs(7);
 const TAIL_LINES: usize = 25;
 /// Number of shown lines about incarnations of a rank.
 const RESTARTS_SHOWN: usize = 3;
+/// Number of shown lines that only one of two results has.
+const DIFFERENCES_SHOWN: usize = 5;
 const ENDING: [i32; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
 
 /// Options of a soak.
@@ -227,7 +230,10 @@ impl<T: FaultInjector> Soak<'_, T> {
             return Ok(());
         };
         let found = program.outcome(&self.options.tools.dir).unwrap_or_default();
-        if found == *wanted { Ok(()) } else { Err("its result DIFFERS from the first one".into()) }
+        if found == *wanted {
+            return Ok(());
+        }
+        Err(format!("its result DIFFERS from the first one{}", differing_lines(wanted, &found)))
     }
 
     fn wait(
@@ -305,6 +311,18 @@ fn is_call_stack_line(line: &str) -> bool {
     rest.is_some_and(|rest| rest.starts_with(':')) && !line.contains("poll failed")
 }
 
+/// The first lines that only one of two results has. Empty if a result is no text.
+fn differing_lines(wanted: &[u8], found: &[u8]) -> String {
+    let (Ok(wanted), Ok(found)) = (str::from_utf8(wanted), str::from_utf8(found)) else {
+        return String::new();
+    };
+    let mut counts = BTreeMap::<&str, i64>::new();
+    wanted.lines().for_each(|line| *counts.entry(line).or_default() -= 1);
+    found.lines().for_each(|line| *counts.entry(line).or_default() += 1);
+    let differ = counts.iter().filter(|(_, count)| **count != 0).take(DIFFERENCES_SHOWN);
+    differ.map(|(line, count)| format!("; {count:+} times `{line}`")).collect()
+}
+
 /// Numbers of restarts and of restarts from checkpoints, as text.
 fn restarts(output: &str) -> String {
     let (all, images) = (": restarted", ": restarted from checkpoint");
@@ -356,6 +374,12 @@ mod tests {
         assert_eq!((restarts("x"), restarts(one)), (String::new(), ", restarts: 1".to_string()));
         let both = format!("{one}{image}{one}");
         assert_eq!(restarts(&both), ", restarts: 3, 1 of them from checkpoints");
+    }
+
+    #[test]
+    fn lines_that_only_one_result_has_are_shown() {
+        assert_eq!(differing_lines(b"a\nb\nc", b"a\nc\nc"), "; -1 times `b`; +1 times `c`");
+        assert_eq!(differing_lines(b"a\nb", b"\xff"), "");
     }
 
     #[test]
