@@ -322,6 +322,7 @@ SYSTEM = [
     Driver("checkpoint", "ranks that are killed go on from images of them", SAMPLE),
     Driver("network", "networks that lose, damage and reorder; links, interfaces and relays that fail", SAMPLE),
     Driver("kills", "programs of every kind, killed at random moments, from images and over bad networks, too", SAMPLE, ("--all",), 1500, 5400, again=False),
+    Driver("aimed", "ranks that are killed at chosen points, or for want of memory, and logs on full disks", SAMPLE),
     Driver("records", "ranks that read more of clocks, chance and files than a record holds", SAMPLE),
     Driver("calls", "single system calls under the interposer alone: seen, compared, interrupted"),
     Driver("interrupted", "kills within one system call while another rank acts on the file", ("--only", "^(append|claim-removal|exclusive|long-append|open|truncate|write), answered")),

@@ -18,19 +18,32 @@ ROOT = Path("/sys/fs/cgroup")
 def limited(name: str, bytes_max: int) -> Iterator[list[str] | None]:
     """The beginning of a command whose processes may take so much memory together. `None`: no group
     can be made here. A group is empty and gone afterwards."""
+    with existing(name, bytes_max) as group:
+        yield group and ["sh", "-c", f'echo $$ >{group}/cgroup.procs && exec "$@"', "sh"]
+
+
+@contextlib.contextmanager
+def existing(name: str, bytes_max: int) -> Iterator[Path | None]:
+    """A group whose processes may take so much memory together, and which is gone afterwards.
+    `None`: no group can be made here."""
     group = made(f"landbridge-{name}-{os.getpid()}", bytes_max)
-    if group is None:
-        yield None
-        return
     try:
-        yield ["sh", "-c", f'echo $$ >{group}/cgroup.procs && exec "$@"', "sh"]
+        yield group
     finally:
         # Processes that have just ended may still count.
-        for _ in range(100):
+        for _ in range(100 if group else 0):
             with contextlib.suppress(OSError):
                 group.rmdir()
                 break
             time.sleep(0.02)
+
+
+def killed_for_memory(group: Path) -> int:
+    """How many processes of this group the kernel has killed because of its limit."""
+    for file in ("memory.events", "memory.oom_control"):
+        if (group / file).exists() and (found := re.search(r"^oom_kill (\d+)$", (group / file).read_text(), re.M)):
+            return int(found[1])
+    return 0
 
 
 def made(name: str, bytes_max: int) -> Path | None:

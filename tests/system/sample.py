@@ -94,6 +94,16 @@ SAMPLES = {
         "the newest checkpoint is corrupt",
         "where there is no CRIU",
     ],
+    # The shortest of each kind.
+    "aimed": [
+        "as they begin, 20 times",
+        "at a first contact, mmap exit",
+        "in MPI_Finalize, munmap exit",
+        "in MPI_Finalize, two clusters, sendto exit",
+        "killed by the kernel for want of memory",
+        "logs on a full disk",
+        "logs on a full disk that others fill, logs of relays",
+    ],
     "records": [
         "who reads more than a record holds",
         "a node is lost with who reads more than a record holds",
