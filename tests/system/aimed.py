@@ -272,7 +272,7 @@ def without_memory(options, checks) -> None:
                 checks.check(f"{name}: by the kernel", count == 1, f"{count} processes killed", outcome[2])
     name = "killed by the kernel for want of memory, each time"
     if checks.wants(name):
-        with control_group.existing("aimed", 500 * MIB) as group, control_group.limited("aimed-job", 500 * MIB) as within:
+        with control_group.limited("aimed", 500 * MIB) as within:
             if within is None:
                 print(f"skipped: {name}: no control group with a limit of memory can be made here")
             else:

@@ -4,7 +4,8 @@
 Ranks restart from the start of the program and from checkpoints, in one cluster and in two, and
 while the network between clusters loses, corrupts and reorders packets and is cut. Victims and
 moments are a function of `--seed`. `--all`: each kind of kills separately, each pattern of the
-benchmark separately, more kinds of networks. `--list` names the cases. Checkpoints need CRIU,
+benchmark separately, more kinds of networks. Each benchmark of IMB-MPI1 and IMB-RMA has one kill,
+after a row of its table. `--list` names the cases. Checkpoints need CRIU,
 networks a lab; without them the cases are skipped with a message.
 """
 
@@ -34,6 +35,18 @@ BENCHMARK_BOUNDS = ["-npmin", str(RANKS), "-msglog", "0:7", "-iter_policy", "off
 MESSAGES, STEPS, REPEATS = 1000, 12_000, 1800
 # Sendrecv alone is several times as fast as the other patterns, and would end before its last kill.
 REPEATS_ALONE = {"Sendrecv": 4 * REPEATS}
+# All benchmarks, each with one kill, and so many repetitions for each length.
+ALL_PATTERNS = {
+    "IMB-MPI1": "Allgather Allgatherv Allreduce Alltoall Alltoallv Barrier Bcast Biband Exchange Gather Gatherv PingPing"
+    " PingPingAnySource PingPingSpecificSource PingPong PingPongAnySource PingPongSpecificSource Reduce Reduce_local"
+    " Reduce_scatter Reduce_scatter_block Scatter Scatterv Sendrecv Uniband",
+    "IMB-RMA": "Accumulate All_get_all All_put_all Bidir_get Bidir_put Compare_and_swap Exchange_get Exchange_put Fetch_and_op"
+    " Get_accumulate Get_all_local Get_local One_get_all One_put_all Put_all_local Put_local Truly_passive_put Unidir_get Unidir_put",
+}
+LENGTHLESS = ("Barrier", "Compare_and_swap", "Fetch_and_op")
+ONE_KILL, REPEATS_ONE_KILL = "one kill", 2000
+# Benchmarks of which a repetition takes a small part of the time of others.
+QUICK, TIMES_QUICK = ("Ping", "Unidir", "Bidir", "Reduce_local", "Put_", "Get_local", "Get_all_local", "Compare", "Fetch", "Barrier"), 8
 # Largest number of seconds of a run with kills. A checkpoint every second is a heavy load: beside two
 # other drivers on a slow machine such a job takes two minutes.
 LIMIT_S = 300.0
@@ -117,6 +130,12 @@ def every_case(options) -> list[Case]:
                 for kind in kinds if clusters in ("one cluster", "two clusters", "logs of relays") else ["a storm"]:
                     start = "from images" if has_images else "from the start"
                     cases.append(Case(f"{program.name}, {clusters}, {start}, {kind}", program, kind, words, has_images))
+    cases += [
+        Case(f"{binary} {pattern}, {ONE_KILL}", benchmark(options, [pattern], repeats_of(pattern), binary), ONE_KILL, [], False)
+        for binary, patterns in ALL_PATTERNS.items()
+        for pattern in patterns.split()
+        if (options.venvs / "impi" / "bin" / binary).exists()
+    ]
     bad = [heat(options, STEPS // 24), wildcards(options, MESSAGES // 3), benchmark(options, PATTERNS, REPEATS // 20)]
     for number, program in enumerate(bad):
         for place, (line, words) in enumerate(LINES.items()):
@@ -127,6 +146,10 @@ def every_case(options) -> list[Case]:
                     name = f"{program.name}, a bad network{line}, {start}"
                     cases.append(Case(name, program, "a storm", words, has_images, line))
     return cases
+
+
+def repeats_of(pattern: str) -> int:
+    return REPEATS_ONE_KILL * (TIMES_QUICK if pattern.startswith(QUICK) else 1)
 
 
 def programs(options, times: int) -> list[Program]:
@@ -198,19 +221,21 @@ def placed(lines, word: str) -> list[tuple[int, str]]:
     return sorted((int(one[1]), one[2]) for one in found if one)
 
 
-def benchmark(options, patterns: list[str], repeats: int = REPEATS) -> Program:
-    """IMB-MPI1 on MPICH, which has the same binary interface. Its times differ; lengths and
+def benchmark(options, patterns: list[str], repeats: int = REPEATS, binary: str = "IMB-MPI1") -> Program:
+    """IMB on MPICH, which has the same binary interface. Its times differ; lengths and
     repetitions may not."""
-    words = [str(options.venvs / "impi" / "bin" / "IMB-MPI1"), *patterns, *BENCHMARK_BOUNDS, "-iter", str(repeats // len(patterns))]
+    words = [str(options.venvs / "impi" / "bin" / binary), *patterns, *BENCHMARK_BOUNDS, "-iter", str(repeats // len(patterns))]
 
     def expected(lines):
         rows = [re.match(r"(# Benchmarking \w+|\s+\d+\s+\d+)\s", line) for line in lines]
         kept = [row[1] for row in rows if row]
         is_over = any("All processes entering MPI_Finalize" in line for line in lines)
-        return kept, "" if is_over and len(kept) > 5 * len(patterns) else "not at its end"
+        # A pattern without a length has one row, which begins otherwise.
+        rows_min = sum(1 if pattern in LENGTHLESS else 6 for pattern in patterns)
+        return kept, "" if is_over and len(kept) >= rows_min else "not at its end"
 
     library = {"LD_LIBRARY_PATH": str(options.venvs / "mpich" / "lib"), **common.FILLED}
-    return Program(f"IMB-MPI1 {' '.join(patterns)}", words, expected, library)
+    return Program(f"{binary} {' '.join(patterns)}", words, expected, library)
 
 
 def alone(options, program: Program):
@@ -259,15 +284,29 @@ def storm(chance) -> list[tuple[float, int]]:
     ]
 
 
+def after_a_row(chance):
+    """One kill a moment after the title of a benchmark's table and some of its rows."""
+    rows, delay_s, began = chance.randrange(3), chance.uniform(0.0, 0.02), []
+
+    def is_due(output: str) -> bool:
+        _, title, table = output.partition("# Benchmarking ")
+        if not began and title and len(re.findall(r"^\s+\d+\s+\d", table, re.M)) >= rows * (table.split(maxsplit=1)[0] not in LENGTHLESS):
+            began.append(time.monotonic())
+        return bool(began) and time.monotonic() - began[0] >= delay_s
+
+    return [(is_due, chance.randrange(RANKS))]
+
+
 KINDS = {"one by one": one_by_one, "several at once": several, "again while they come back": again, "a storm": storm}
 
 
 def check(checks, options, case: Case, undisturbed) -> None:
     # The seed includes the name, so a case is the same one with `--only`.
     chance = random.Random(f"{options.seed} {case.name}")
-    kills = KINDS[case.kind](chance)
-    first = checkpoint.FIRST_S if case.has_images else recovery.START_S
-    kills[0] = (first + kills[0][0], kills[0][1])
+    kills = after_a_row(chance) if case.kind == ONE_KILL else KINDS[case.kind](chance)
+    if case.kind != ONE_KILL:
+        first = checkpoint.FIRST_S if case.has_images else recovery.START_S
+        kills[0] = (first + kills[0][0], kills[0][1])
     words = list(case.words)
     if case.has_images:
         words += ["--checkpoint", f"{IMAGE_EVERY_S:.0f}s", "--set", f"criu={options.criu}"]
