@@ -23,8 +23,9 @@
 //! the other side has it, both compare a digest of what was sent again, and frames flow from there
 //! on. So it first says from which position on it sends again ([`Began`]).
 //!
-//! Each message has a word beside its payload ([`TransferHeader`]). Messages between two transports
-//! arrive in order and once; that is the transports' part.
+//! Each message has a word beside its payload ([`TransferHeader`]). A message between two
+//! transports arrives once; that is the transports' part. A message arrives behind later ones if
+//! its sender had no credit for the payload, which the first messages of a transport always have.
 //!
 //! What enters: contacts, messages, and the end of the own transport. What leaves: which messages
 //! to send, and from where on frames are to be sent. What may never happen: frames of a transport
@@ -307,6 +308,8 @@ impl LogTransfer {
             }
             TransferKind::Frames => Ok(TransferAction::Append),
             TransferKind::Query => Ok(TransferAction::Confirm),
+            // A message that had no credit as it was sent arrives behind later ones.
+            TransferKind::Received if position < self.confirmed => Ok(TransferAction::Nothing),
             TransferKind::Received => {
                 self.confirm(position, sent)?;
                 Ok(TransferAction::NoteReceived(position))

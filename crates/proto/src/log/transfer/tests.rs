@@ -76,13 +76,25 @@ fn what_cannot_be_is_refused() {
     for (kind, generation, position) in [
         (TransferKind::Resume, 1, 499),
         (TransferKind::Resume, 1, 1001),
-        (TransferKind::Received, 1, 400),
+        (TransferKind::Received, 1, 1001),
         (TransferKind::Frames, 2, 0),
     ] {
         let mut transfer = transfer.clone();
         let said = transfer.handle(&header(kind, generation), (position, 0), 1000);
         assert!(said.is_err(), "{kind:?} {position}");
     }
+}
+
+#[test]
+fn a_position_behind_a_later_one_changes_nothing() {
+    let mut transfer = LogTransfer::new(0, None);
+    transfer.handle_contact(&contact(1));
+    transfer.handle(&header(TransferKind::Resume, 1), (100, 0), 1000).unwrap();
+    let mut received =
+        |position| transfer.handle(&header(TransferKind::Received, 1), (position, 0), 1000);
+    assert_eq!(received(600), Ok(TransferAction::NoteReceived(600)));
+    assert_eq!(received(400), Ok(TransferAction::Nothing), "its sender had no credit");
+    assert_eq!(transfer.confirmed(), 600);
 }
 
 #[test]
