@@ -95,9 +95,11 @@ impl Carriage {
         }
     }
 
-    /// Says to all peers that nothing more comes, and waits for a moment until they know.
+    /// Says to all peers that nothing more comes, and waits for a moment until they know. Logs what
+    /// the paths have carried.
     pub fn leave(&mut self) {
         let data = &mut self.engine.connections.data;
+        data.path_report().log_paths();
         for peer in data.peers.active(&data.core) {
             data.core.channel_mut(peer).goodbye();
         }
