@@ -319,6 +319,7 @@ SYSTEM = [
     Driver("soak", "minutes of random faults under unmodified programs", ("--minutes", "1"), (), 420, 420, again=False),
     Driver("recovery", "ranks that are killed come back", SAMPLE),
     Driver("nodes", "ranks that are killed on other nodes and behind links that fail, and nodes that are lost", SAMPLE),
+    Driver("failing_paths", "ranks that are killed while the paths between their nodes fail", SAMPLE),
     Driver("checkpoint", "ranks that are killed go on from images of them", SAMPLE),
     Driver("network", "networks that lose, damage and reorder; links, interfaces and relays that fail", SAMPLE),
     Driver("kills", "programs of every kind, killed at random moments, from images and over bad networks, too", SAMPLE, ("--all",), 1500, 5400, again=False),
