@@ -34,8 +34,8 @@
 //! | `carrier` | frames that the agents carry between nodes |
 //! | `network` | transports, and messages between them |
 //! | `process` | a process that may be killed |
-//! | `losses` | nodes that are lost, and what a keeper has of them |
 //! | `fenced` | nodes that are lost and go on living for a while |
+//! | `losses` | nodes that are lost, and what a keeper has of them |
 //! | `units` | processes of a node that begin again together |
 
 mod carrier;

@@ -277,34 +277,41 @@ impl Link {
     /// The properties of this path, for the peers that the link reaches.
     pub fn traits(&self, may_pull: bool, copy_max: u32) -> PathProperties {
         let checked = self.sum != Checksum::Off;
-        if self.peer.is_none() {
-            return PathProperties { checked, ..PathProperties::RELAY };
-        }
         match self.carrier {
+            Carrier::Logs(_) => PathProperties { checked, ..LOG_PATH },
+            _ if self.peer.is_none() => PathProperties { checked, ..PathProperties::RELAY },
             Carrier::Shm(_) => PathProperties { checked, ..ring_path(may_pull) },
             Carrier::Datagram(ref udp_path) => {
                 PathProperties { checked, ..udp_path.traits(copy_max) }
             }
-            Carrier::Stream(_) | Carrier::Recorded(_) | Carrier::Logs(_) | Carrier::Loopback => {
-                PathProperties {
-                    payload_max: TCP_PAYLOAD_MAX,
-                    eager_max: TCP_EAGER_MAX,
-                    first_piece: TCP_FIRST_PIECE,
-                    pull: false,
-                    window: u64::MAX,
-                    ahead: false,
-                    lossless: matches!(self.carrier, Carrier::Loopback),
-                    checked,
-                    copy_max,
-                    spare: false,
-                    silent_loss: false,
-                    datagram: None,
-                    reorders: false,
-                }
-            }
+            Carrier::Stream(_) | Carrier::Recorded(_) | Carrier::Loopback => PathProperties {
+                payload_max: TCP_PAYLOAD_MAX,
+                eager_max: TCP_EAGER_MAX,
+                first_piece: TCP_FIRST_PIECE,
+                pull: false,
+                window: u64::MAX,
+                ahead: false,
+                lossless: matches!(self.carrier, Carrier::Loopback),
+                checked,
+                copy_max,
+                spare: false,
+                silent_loss: false,
+                datagram: None,
+                reorders: false,
+            },
         }
     }
 }
+
+/// The properties of the path through message logs, to all processes. A log keeps every frame, in
+/// order, until nobody can need it: what recovery retains is all that is retained.
+const LOG_PATH: PathProperties = PathProperties {
+    lossless: true,
+    copy_max: 0,
+    reorders: false,
+    silent_loss: false,
+    ..PathProperties::RELAY
+};
 
 /// The properties of a path through shared memory.
 fn ring_path(may_pull: bool) -> PathProperties {
