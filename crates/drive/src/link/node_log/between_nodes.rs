@@ -23,7 +23,7 @@ use rustix::net::{SendFlags, sendto};
 use super::NodeLogs;
 use super::disk_part::open_log;
 use super::log_end::{FRAME_BYTES_MAX, LogWriter};
-use super::mailbox::{note_arrived, note_confirmed};
+use super::mailbox::{mend_confirmed, note_arrived, note_confirmed};
 use super::open_logs::{no_such_process, not_kept};
 use super::pair_releases::{FileWords, PairReleases};
 use super::window::foreign;
@@ -145,6 +145,8 @@ impl NodeLogs {
             remote.may_leave = u64::MAX;
         }
         self.open.announce(process, own);
+        let known = Some(&confirmed).filter(|_| began.is_none());
+        mend_confirmed(&self.open.head, own, process, known);
         let arrived = remote.arrivals.chain.cursor().position();
         note_arrived(&self.open.head, process, own, arrived);
         self.remote.insert(process, remote);
@@ -411,6 +413,8 @@ fn first_frame(bytes: &[u8]) -> io::Result<&[u8]> {
 mod tests {
     use std::os::fd::AsFd;
 
+    use landbridge_proto::log::layout::{IS_BEING_WRITTEN, confirmed_at};
+
     use super::super::stability::clear_frames;
     use super::super::tests::{Node, copy, receive, send};
     use super::*;
@@ -495,6 +499,27 @@ mod tests {
         carry(&mut zero, &mut one);
         assert_eq!(receive(&mut one).unwrap(), b"more");
         assert!(zero.send_from(1, 100).is_err(), "no frame ends there");
+    }
+
+    /// A process is killed between two stores to the words from which its agent carries its frames.
+    #[test]
+    fn the_next_incarnation_finishes_what_agents_wait_for() {
+        let nodes = two_nodes("half-written");
+        let at = confirmed_at(0, 1);
+        let words = || [at, at + 8, at + 16].map(|at| nodes[0].read(at));
+        let (mut zero, mut one) = (nodes[0].begin(0, 1 << 30), nodes[1].begin(1, 1 << 30));
+        send(&mut zero, 1, &[1; 3000]).unwrap();
+        carry(&mut zero, &mut one);
+        zero.confirm(1, 3072).unwrap();
+        let [position, place, segment] = words();
+        assert_eq!(position, 3072);
+        nodes[0].write(at, IS_BEING_WRITTEN);
+        drop(zero);
+        let mut zero = nodes[0].begin(0, 1 << 30);
+        zero.open_other_node(1).unwrap();
+        assert_eq!(words(), [0; 3], "nothing is known");
+        zero.confirm(1, 3072).unwrap();
+        assert_eq!(words(), [position, place, segment]);
     }
 
     #[test]

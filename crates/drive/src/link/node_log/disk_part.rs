@@ -155,9 +155,7 @@ mod tests {
     }
 
     fn taken(node: &Node) -> u64 {
-        let mut word = [0; 8];
-        rustix::io::pread(&node.file, &mut word, DISK_TAKEN_AT).unwrap();
-        u64::from_ne_bytes(word)
+        node.read(DISK_TAKEN_AT)
     }
 
     /// Both processes begin again, and do the same.

@@ -83,6 +83,22 @@ pub(super) fn note_confirmed(head: &Mapped, own: usize, to: usize, cursor: &LogC
     head.word(at).store(position, Ordering::Release);
 }
 
+/// An incarnation begins that knows this of what a process of another node has: agents carry nothing
+/// as long as the words are half written, and the earlier incarnation may have been killed meanwhile.
+/// `known`: nothing, as long as what was sent again is not compared.
+pub(super) fn mend_confirmed(head: &Mapped, own: usize, to: usize, known: Option<&LogCursor>) {
+    let at = confirmed_at(own, to) as usize;
+    if head.word(at).load(Ordering::Acquire) != IS_BEING_WRITTEN {
+        return;
+    }
+    match known {
+        Some(cursor) => note_confirmed(head, own, to, cursor),
+        None => {
+            [at + 8, at + 16, at].iter().for_each(|at| head.word(*at).store(0, Ordering::Release))
+        }
+    }
+}
+
 /// The log from a process of another node has arrived up to this position.
 pub(super) fn note_arrived(head: &Mapped, from: usize, own: usize, position: u64) {
     head.word(arrived_at(from, own) as usize).store(position, Ordering::Release);

@@ -65,6 +65,12 @@ impl Node {
         rustix::io::pwrite(&self.file, &word.to_ne_bytes(), at).unwrap();
     }
 
+    pub fn read(&self, at: u64) -> u64 {
+        let mut word = [0; 8];
+        rustix::io::pread(&self.file, &mut word, at).unwrap();
+        u64::from_ne_bytes(word)
+    }
+
     pub fn begin(&self, process: usize, bytes_max: u64) -> NodeLogs {
         let job = self.job.as_bytes();
         let closed = ClosedLogs::new(process, job, bytes_max, 4).unwrap();
@@ -404,12 +410,7 @@ fn without_images_what_was_read_last_is_used_again() {
         exchange(&mut zero, &mut one, number);
     }
     let closed = one.close();
-    let discarded = |node: &Node| {
-        let mut word = [0; 8];
-        rustix::io::pread(&node.file, &mut word, discarded_at(0, 1)).unwrap();
-        u64::from_ne_bytes(word)
-    };
-    let kept = node.report(1).pairs[&0].received - discarded(&node);
+    let kept = node.report(1).pairs[&0].received - node.read(discarded_at(0, 1));
     assert!(kept < 4 << 20, "{kept} bytes");
     let mut one = copy(&closed).open(node.file.as_fd()).unwrap();
     for number in 0..100 {
