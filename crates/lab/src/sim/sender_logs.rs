@@ -4,8 +4,8 @@
 //! those of the provider ([`landbridge_drive::link::node_log`]), in real memory; agents, transports
 //! and programs are simulated. Programs ([`process`]) send each other messages of all sizes, and
 //! live polls deliver as many frames as chance has it. Any process may be killed behind any of its
-//! actions, together with others, and while it replays. Transports between nodes end at any moment
-//! and lose what is under way.
+//! actions, or between two stores of one, together with others, and while it replays. Transports
+//! between nodes end at any moment and lose what is under way.
 //!
 //! Images of processes are taken at random times. A new incarnation then begins with the newest
 //! image or the one before, and the agents release what the older ones of both sides cover.
@@ -33,6 +33,7 @@
 //! | `node` | the memory file of a node, and its agent |
 //! | `carrier` | frames that the agents carry between nodes |
 //! | `network` | transports, and messages between them |
+//! | `torn` | what a kill between two stores leaves behind |
 //! | `process` | a process that may be killed |
 //! | `fenced` | nodes that are lost and go on living for a while |
 //! | `losses` | nodes that are lost, and what a keeper has of them |
@@ -44,6 +45,7 @@ mod losses;
 mod network;
 mod node;
 mod process;
+mod torn;
 mod units;
 
 use std::io;
@@ -91,12 +93,16 @@ pub enum LogFault {
     MixedRounds,
     /// Processes take messages of a transport on a lost node for those of the newest one.
     TakesFromTheFenced,
+    /// A frame is announced before all of it is there.
+    AnnouncedTooEarly,
 }
 
 impl LogFault {
     /// Nodes are lost in runs with this fault.
     fn loses_nodes(self) -> bool {
-        !matches!(self, LogFault::UnnotedDelivery | LogFault::ReleasedTooFar) && !self.has_units()
+        let on_one_node =
+            [LogFault::UnnotedDelivery, LogFault::ReleasedTooFar, LogFault::AnnouncedTooEarly];
+        !on_one_node.contains(&self) && !self.has_units()
     }
 
     /// Processes of a node begin again together in runs with this fault.
@@ -418,10 +424,13 @@ impl LogWorld {
 
     fn work(&mut self, rank: usize) -> Result<(), Violation> {
         let is_killed = self.kills_left > 0 && self.random.below(1_000) < self.rates.kills;
+        let torn = if is_killed { self.draw_torn_append() } else { None };
+        let file = self.nodes[self.ranks[rank].node].file();
         let chance = Chance {
             frames_max: self.random.pick(&[0, 1, 1, 2, 10]),
             micros: self.random.pick(&[0, 0, 0, 1, 500]),
             dies_after: is_killed.then(|| self.random.below(6) + 1),
+            torn: torn.map(|torn| (file, torn)),
         };
         let it = &mut self.ranks[rank];
         let Some((process, transport)) = &mut it.running else { return Ok(()) };
@@ -478,6 +487,8 @@ impl LogWorld {
         }
         let Some((process, transport)) = self.ranks[rank].running.take() else { return Ok(()) };
         self.counts.add_some("deliveries replayed", process.replayed);
+        self.counts.add_some("appends torn by a kill", process.has_torn_append.into());
+        self.tear_words((rank, &process.logs), is_between).map_err(|error| failed(&error))?;
         self.lose_messages(&transport);
         self.log_step(|| format!("{rank} is killed"));
         match self.units.may_be {

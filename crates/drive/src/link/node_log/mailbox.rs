@@ -83,9 +83,9 @@ pub(super) fn note_confirmed(head: &Mapped, own: usize, to: usize, cursor: &LogC
     head.word(at).store(position, Ordering::Release);
 }
 
-/// An incarnation begins that knows this of what a process of another node has: agents carry nothing
-/// as long as the words are half written, and the earlier incarnation may have been killed meanwhile.
-/// `known`: nothing, as long as what was sent again is not compared.
+/// Finishes the words, as an incarnation begins: the earlier one may have been killed as it wrote
+/// them, and agents carry nothing as long as they are half written. `known`: what the incarnation
+/// knows of the other process; nothing, as long as what was sent again is not compared.
 pub(super) fn mend_confirmed(head: &Mapped, own: usize, to: usize, known: Option<&LogCursor>) {
     let at = confirmed_at(own, to) as usize;
     if head.word(at).load(Ordering::Acquire) != IS_BEING_WRITTEN {

@@ -577,6 +577,11 @@ pub fn is_behind(logs: &NodeLogs) -> bool {
     logs.again.is_behind()
 }
 
+/// Where the next frame of this process to another one goes in its log. `None`: that is not open.
+pub fn end_of_log(logs: &NodeLogs, to: usize) -> Option<LogCursor> {
+    logs.open.writers.get(to).map(|target| *target.log.chain.cursor())
+}
+
 /// The byte from which on the deliveries of a process are kept.
 fn deliveries_kept_from(head: &Mapped, owner: &LogOwner) -> u64 {
     let discarded = head.word(owner.control() + DELIVERIES_DISCARDED_AT).load(Ordering::Acquire);

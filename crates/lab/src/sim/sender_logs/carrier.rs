@@ -12,8 +12,9 @@ use landbridge_proto::log::contact::Contact;
 use landbridge_proto::log::frames_digest::digest_of_part;
 use landbridge_proto::log::image_logs::NodeFile;
 use landbridge_proto::log::layout::{
-    MAIL_BYTES_AT, MAIL_FRAMES_AT, MAIL_FROM_AT, MAIL_MOVES_AT, MAIL_NUMBER_AT, MAIL_POSITION_AT,
-    MAIL_TAKEN_AT, REGION_BYTES, arrived_at, begins_at, confirmed_at, log_at, mailbox_at,
+    IS_BEING_WRITTEN, MAIL_BYTES_AT, MAIL_FRAMES_AT, MAIL_FROM_AT, MAIL_MOVES_AT, MAIL_NUMBER_AT,
+    MAIL_POSITION_AT, MAIL_TAKEN_AT, REGION_BYTES, arrived_at, begins_at, confirmed_at, log_at,
+    mailbox_at,
 };
 use landbridge_proto::log::segment::LogCursor;
 use landbridge_proto::log::walk::ReadLog;
@@ -40,6 +41,9 @@ pub fn missing_frames(
 ) -> io::Result<Option<CarriedFrames>> {
     let at = confirmed_at(from, to);
     let words = [sender.word(at)?, sender.word(at + 8)?, sender.word(at + 16)?];
+    if words[0] == IS_BEING_WRITTEN {
+        return Ok(None);
+    }
     let arrived = receiver.word(arrived_at(from, to))?;
     let is_compared = words[2] != 0 || !sender.has_moved(from)?;
     if !is_compared && !have_the_same((sender, from), (receiver, to), arrived)? {

@@ -60,6 +60,7 @@ impl LogWorld {
             frames_max: self.random.pick(&[0, 1, 2, 10]),
             micros: self.random.pick(&[0, 0, 1, 500]),
             dies_after: None,
+            torn: None,
         };
         let is_replaced = self.random.below(1_000) < self.rates.replaced_transports;
         let processes = &mut self.losses.fenced[place].processes;

@@ -12,7 +12,7 @@
 use std::io::{self, IoSlice};
 use std::os::fd::BorrowedFd;
 
-use landbridge_drive::link::node_log::{ClosedLogs, NodeLogs};
+use landbridge_drive::link::node_log::{self, ClosedLogs, NodeLogs};
 use landbridge_proto::path::time::Time;
 use landbridge_proto::replay::{Determinant, PollAction, ReplayCursor};
 use landbridge_proto::wire::frame::HEADER_BYTES;
@@ -20,6 +20,7 @@ use landbridge_proto::wire::frame::HEADER_BYTES;
 use super::super::random::Random;
 use super::super::{Violation, require};
 use super::LogFault;
+use super::torn::{LastAppend, TornAppend};
 
 /// Bytes of a message before its filler: its source, its number, and the state of its sender.
 const MESSAGE_HEAD_BYTES: usize = 24;
@@ -141,13 +142,15 @@ pub struct ProcessImage {
 }
 
 /// What is left to chance in a step.
-pub struct Chance {
+pub struct Chance<'a> {
     /// Frames that a live poll delivers at most.
     pub frames_max: u64,
     /// Microseconds by which the clock has advanced, which a live poll may see.
     pub micros: u64,
     /// The process is killed after so many of its actions.
     pub dies_after: Option<u64>,
+    /// If that is an append to a log in this file: which of its stores are missing.
+    pub torn: Option<(BorrowedFd<'a>, TornAppend)>,
 }
 
 /// How a step has ended.
@@ -170,6 +173,8 @@ pub struct LoggedProcess {
     /// comes once more.
     awaits_frames: bool,
     pub replayed: u64,
+    /// The kill has torn an append.
+    pub has_torn_append: bool,
 }
 
 impl LoggedProcess {
@@ -199,7 +204,15 @@ impl LoggedProcess {
         let logs = logs.open(file)?;
         let earlier = logs.earlier();
         replay.begin_from_logs(earlier.deliveries, earlier.sent);
-        Ok(LoggedProcess { program, logs, replay, awaited: 0, awaits_frames: false, replayed: 0 })
+        Ok(LoggedProcess {
+            program,
+            logs,
+            replay,
+            awaited: 0,
+            awaits_frames: false,
+            replayed: 0,
+            has_torn_append: false,
+        })
     }
 
     /// The process has begun on another node, or with others of its unit.
@@ -254,10 +267,10 @@ impl LoggedProcess {
     ///
     /// # Errors
     /// The program sees, or does, what an earlier incarnation did not.
-    pub fn step(&mut self, chance: &Chance, polls_before: u64) -> Result<StepEnd, Violation> {
+    pub fn step(&mut self, chance: &Chance<'_>, polls_before: u64) -> Result<StepEnd, Violation> {
         let mut left = chance.dies_after;
         if self.awaited > 0 {
-            return self.go_on_replaying(&mut left);
+            return self.go_on_replaying(chance, &mut left);
         }
         self.program.polls += 1;
         if self.replay.needs_determinant() {
@@ -275,7 +288,7 @@ impl LoggedProcess {
                 self.program.state = mix(self.program.state, micros);
                 self.awaited = frames;
                 if frames > 0 {
-                    return self.go_on_replaying(&mut left);
+                    return self.go_on_replaying(chance, &mut left);
                 }
                 self.replayed += 1;
             }
@@ -285,19 +298,27 @@ impl LoggedProcess {
                 }
             }
         }
-        self.end_step(&mut left)
+        self.end_step(chance, &mut left)
     }
 
     /// Sends what the program sends at this poll.
-    fn end_step(&mut self, left: &mut Option<u64>) -> Result<StepEnd, Violation> {
-        match self.send(left)? {
+    fn end_step(
+        &mut self,
+        chance: &Chance<'_>,
+        left: &mut Option<u64>,
+    ) -> Result<StepEnd, Violation> {
+        match self.send(chance, left)? {
             true => Ok(StepEnd::Killed { is_noted: true }),
             false => Ok(StepEnd::Alive),
         }
     }
 
     /// Repeats a delivery, as far as its frames are there.
-    fn go_on_replaying(&mut self, left: &mut Option<u64>) -> Result<StepEnd, Violation> {
+    fn go_on_replaying(
+        &mut self,
+        chance: &Chance<'_>,
+        left: &mut Option<u64>,
+    ) -> Result<StepEnd, Violation> {
         while self.awaited > 0 {
             if !self.receive()? {
                 let index = self.program.task.index;
@@ -310,11 +331,11 @@ impl LoggedProcess {
             }
         }
         self.replayed += 1;
-        self.end_step(left)
+        self.end_step(chance, left)
     }
 
     /// Delivers what has arrived, and notes it; returns whether the process is killed before that.
-    fn deliver(&mut self, chance: &Chance, left: &mut Option<u64>) -> Result<bool, Violation> {
+    fn deliver(&mut self, chance: &Chance<'_>, left: &mut Option<u64>) -> Result<bool, Violation> {
         let mut frames = 0;
         let before = self.program.state;
         self.program.state = mix(before, chance.micros);
@@ -352,8 +373,13 @@ impl LoggedProcess {
     }
 
     /// Sends what the program sends at this poll; returns whether the process is killed meanwhile.
-    fn send(&mut self, left: &mut Option<u64>) -> Result<bool, Violation> {
+    fn send(&mut self, chance: &Chance<'_>, left: &mut Option<u64>) -> Result<bool, Violation> {
         for (to, payload) in self.program.messages() {
+            let torn = chance.torn.filter(|_| *left == Some(1));
+            let append = match torn {
+                Some((file, torn)) => self.last_append(file, to)?.map(|append| (append, torn)),
+                None => None,
+            };
             let mut front = [7; HEADER_BYTES];
             front[..4].copy_from_slice(&(payload.len() as u32).to_le_bytes());
             let sent = self.logs.send(to, &front, &[IoSlice::new(&payload)]);
@@ -361,10 +387,38 @@ impl LoggedProcess {
             self.program.sent[to] += 1;
             self.replay.note_sent();
             if is_killed(left) {
+                if let Some((append, torn)) = append {
+                    self.tear(&append, torn, (to, HEADER_BYTES + payload.len()))?;
+                }
                 return Ok(true);
             }
         }
         Ok(false)
+    }
+
+    /// The log to a process before a frame is appended to it. `None`: an earlier incarnation has
+    /// appended it.
+    fn last_append<'a>(
+        &self,
+        file: BorrowedFd<'a>,
+        to: usize,
+    ) -> Result<Option<LastAppend<'a>>, Violation> {
+        let end = node_log::end_of_log(&self.logs, to);
+        let append = LastAppend::begin(file, (self.program.task.index, to), end);
+        append.map_err(|error| self.failed(&error))
+    }
+
+    /// Undoes the last stores of an append of so many bytes to the log to a process.
+    fn tear(
+        &mut self,
+        append: &LastAppend<'_>,
+        torn: TornAppend,
+        (to, bytes): (usize, usize),
+    ) -> Result<(), Violation> {
+        let Some(behind) = node_log::end_of_log(&self.logs, to) else { return Ok(()) };
+        append.tear(torn, &behind, bytes).map_err(|error| self.failed(&error))?;
+        self.has_torn_append = true;
+        Ok(())
     }
 
     fn failed(&self, error: &io::Error) -> Violation {
