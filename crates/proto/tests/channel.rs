@@ -20,6 +20,7 @@ const PIECES: PathProperties = PathProperties {
     window: 100,
     ahead: true,
     lossless: false,
+    unbounded: false,
     spare: false,
     silent_loss: false,
     datagram: None,
@@ -527,6 +528,32 @@ fn what_goes_again_stays_within_what_the_peer_keeps() {
         a.next(TWO).iter().for_each(|frame| _ = b.deliver(TWO, frame));
     }
     assert_eq!(a.errors(), [None]);
+}
+
+#[test]
+fn a_path_that_takes_everything_gets_what_the_peer_has_acknowledged_and_a_window_more() {
+    const LOG: PathProperties =
+        PathProperties { payload_max: 1 << 15, lossless: true, unbounded: true, ..PIECES };
+    let (mut a, mut b) = pair();
+    for end in [&mut a, &mut b] {
+        end.close_path(PEER, TWO);
+        end.channel_mut(PEER).set_path(ONE, LOG);
+    }
+    let total = 4 * REORDER_WINDOW_BYTES_MAX;
+    a.write(REMOTE, SizedMemory(total), None, TICKET).unwrap();
+    let mut rounds = 0;
+    while !a.is_drained() {
+        let frames: Vec<Frame> = std::iter::from_fn(|| a.next(ONE)).collect();
+        let bytes = (frames.len() as u64) << 15;
+        assert!(bytes <= REORDER_WINDOW_BYTES_MAX + (1 << 15), "{bytes} bytes at once");
+        frames.iter().for_each(|frame| _ = b.deliver(ONE, frame));
+        b.done();
+        std::iter::from_fn(|| b.next(ONE)).for_each(|frame| _ = a.deliver(ONE, &frame));
+        rounds += 1;
+        assert!(rounds < 20, "it stands still");
+    }
+    assert!(rounds >= 4, "{rounds} rounds");
+    assert_eq!((a.errors(), b.errors()), ([None].to_vec(), Vec::new()));
 }
 
 /// The paths to the peer.

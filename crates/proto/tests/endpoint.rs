@@ -23,6 +23,7 @@ const PIECES: PathProperties = PathProperties {
     window: 100,
     ahead: false,
     lossless: true,
+    unbounded: false,
     checked: false,
     copy_max: 0,
     spare: false,

@@ -157,6 +157,7 @@ pub fn random_path(random: &mut Random, largest: u64) -> PathProperties {
         window: random.pick(&[1, 2, 100, 1_000, 10_000, 1 << 20]).max(least),
         ahead: random.percent(50),
         lossless: random.percent(30),
+        unbounded: random.percent(30),
         checked: random.percent(50),
         copy_max: random.pick(&[0, 0, 10, 1_000, 1 << 20]),
         spare: random.percent(20),

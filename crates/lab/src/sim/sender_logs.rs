@@ -243,7 +243,7 @@ impl LogWorld {
         };
         let has_units = planted.map_or(seed % 4 == 2, LogFault::has_units);
         let log_memory = log_memory(seed, planted, has_units);
-        let world = LogWorld {
+        let mut world = LogWorld {
             nodes: (0..node_count).map(node).collect::<io::Result<_>>()?,
             ranks,
             network: Network::default(),
@@ -269,11 +269,16 @@ impl LogWorld {
             counts: EventCounts::default(),
             trace,
         };
-        if has_units {
-            for node in 0..node_count {
+        let takes_images = world.rates.images > 0 || is_moving || has_units;
+        for node in 0..node_count {
+            if has_units {
                 world.nodes[node].set_unit(&world.local(node))?;
             }
+            if !takes_images {
+                world.nodes[node].set_without_images()?;
+            }
         }
+        world.counts.add_some("runs without images", (!takes_images).into());
         Ok(world)
     }
 

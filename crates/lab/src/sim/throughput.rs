@@ -349,6 +349,7 @@ fn path(kind: CongestionAlgorithm) -> PathProperties {
         window: u64::MAX,
         ahead: true,
         lossless: false,
+        unbounded: false,
         checked: true,
         copy_max: PAYLOAD_MAX,
         spare: false,

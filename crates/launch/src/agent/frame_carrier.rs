@@ -28,6 +28,7 @@ use landbridge_proto::log::layout::{
     IS_BEING_WRITTEN, LOGGED_PROCESSES_MAX, MAIL_BYTES_AT, MAIL_BYTES_MAX, MAIL_FRAMES_AT,
     MAIL_FROM_AT, MAIL_MOVES_AT, MAIL_NUMBER_AT, MAIL_POSITION_AT, MAIL_TAKEN_AT, REGION_BYTES,
     TARGETS_AT, arrived_at, begins_at, confirmed_at, control_at, discarded_at, mailbox_at,
+    release_at,
 };
 use landbridge_proto::log::segment::LogCursor;
 use rustix::io::{Errno, pwrite};
@@ -477,14 +478,22 @@ fn missing_frames(
         true => log.transfer.arrived(),
         false => confirmed.max(log.transfer.arrived()),
     };
+    let released = logs.word(release_at(pair.0, pair.1));
     let known = match confirmed {
-        0 if logs.word(at + 16) == 0 => LogCursor::beginning(logs.word(begins_at(pair.0, pair.1))),
+        0 if logs.word(at + 16) == 0 => {
+            let begin = LogCursor::beginning(logs.word(begins_at(pair.0, pair.1)));
+            // Something else may lie there now.
+            if released > begin.position() { logs.start(pair)? } else { begin }
+        }
         _ if position < confirmed => logs.start(pair)?,
         _ => {
             let cursor = [confirmed, logs.word(at + 8), logs.word(at + 16)];
             LogCursor::from_words(cursor, REGION_BYTES)?
         }
     };
+    if confirmed == 0 && released > known.position() {
+        return None;
+    }
     let is_between = |place: &LogCursor| (known.position()..=position).contains(&place.position());
     let mut cursor = log.place.take().filter(is_between).unwrap_or(known);
     let begin = cursor.position();

@@ -244,12 +244,14 @@ impl<M: Clone> Channel<M> {
         self.owed_ack.may_wait_for_answer() && !self.granted_credit.is_half_unadvertised()
     }
 
-    /// Whether new bytes may be sent without exceeding the peer's reorder window.
+    /// Whether new bytes may be sent without exceeding the peer's reorder window, which also bounds
+    /// what a path takes that takes everything.
     #[inline]
     pub(super) fn is_within_reorder_window(&self) -> bool {
         let (frames, bytes) = (self.out.retained(), self.out.unacknowledged());
         let is_near = bytes < REORDER_WINDOW_BYTES_MAX && frames < REORDER_WINDOW_FRAMES_MAX;
-        is_near || frames == 0 || !self.paths.may_reorder()
+        let is_reordered = frames > 0 && self.paths.may_reorder();
+        is_near || !(is_reordered || self.paths.has_unbounded())
     }
 
     pub(super) fn is_flushed(&self) -> bool {
@@ -386,6 +388,11 @@ impl<M: Memory> Channel<M> {
     #[inline]
     pub fn retains(&self) -> bool {
         self.out.retained() > 0
+    }
+
+    /// Whether the path is up and keeps every frame for as long as both processes live.
+    pub fn is_lossless(&self, number: PathId) -> bool {
+        self.paths.path_state(number).is_some_and(|state| state.path.lossless)
     }
 
     /// The statistics of path `number`, if the path is up.

@@ -138,7 +138,7 @@ impl<M: Memory> OperationTable<M> {
     #[inline(always)]
     pub fn handle_delivered(&mut self, on: &mut ChannelMut<'_, M>, delivered: u64, sequence: u64) {
         let (channel, now) = (&mut on.channel, on.schedule.now());
-        let may_wait = channel.paths.may_reorder();
+        let may_wait = channel.paths.may_reorder() || channel.paths.has_unbounded();
         let Channel { out, paths, .. } = channel;
         let is_new = out.handle_delivered(delivered, |frame| {
             if let Some(state) = paths.get_mut(frame.path.0 as usize) {

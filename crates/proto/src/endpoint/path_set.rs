@@ -28,6 +28,8 @@ pub(super) struct PathSet {
     is_measured: bool,
     /// Whether frames may overtake each other: see [`Self::may_reorder`].
     may_reorder: bool,
+    /// Some path takes every frame at once: see [`PathProperties::unbounded`].
+    has_unbounded: bool,
     /// The path by which this endpoint last received something from the peer: it works.
     pub last_heard_by: PathId,
     /// Some path that is up can lose frames without reporting the loss.
@@ -46,6 +48,7 @@ impl Default for PathSet {
             suspected_senders: 0,
             is_measured: false,
             may_reorder: false,
+            has_unbounded: false,
             last_heard_by: PathId(0),
             has_silent_loss: false,
             has_datagrams: false,
@@ -114,6 +117,12 @@ impl PathSet {
         self.may_reorder
     }
 
+    /// Whether some path takes every frame at once.
+    #[inline]
+    pub fn has_unbounded(&self) -> bool {
+        self.has_unbounded
+    }
+
     /// Computes which paths send. The endpoint must call this whenever paths have changed.
     /// Returns, as a bit mask by path number, the suspected paths that sent because no other path
     /// was up, and that now send no more.
@@ -127,6 +136,8 @@ impl PathSet {
         let now = if are_suspected { suspected } else { 0 };
         let left = core::mem::replace(&mut self.suspected_senders, now) & suspected & !now;
         let has_datagrams = self.sending().any(|state| state.path.datagram.is_some());
+        let has_unbounded = self.sending().any(|state| state.path.unbounded);
+        self.has_unbounded = has_unbounded;
         self.is_measured = self.has_choice() || has_datagrams;
         // Frames that a suspected path carries may still arrive.
         let several =

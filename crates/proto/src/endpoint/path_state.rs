@@ -35,6 +35,10 @@ pub struct PathProperties {
     /// The path keeps every frame for as long as both processes live (shared memory), so nothing
     /// need be retained for retransmission.
     pub lossless: bool,
+    /// The path takes every frame at once, however many there are (a message log): only what the
+    /// peer has acknowledged bounds how much is under way, to [`REORDER_WINDOW_BYTES_MAX`]. Such a
+    /// path is lossless.
+    pub unbounded: bool,
     /// Frames carry checksums.
     pub checked: bool,
     /// Payload of up to this many bytes is copied for retransmission, so that its operation is done
@@ -64,6 +68,7 @@ impl PathProperties {
         window: limit::RELAY_WINDOW_BYTES,
         ahead: true,
         lossless: false,
+        unbounded: false,
         checked: false,
         copy_max: limit::RELAY_PAYLOAD_BYTES_MAX as u32,
         spare: false,
@@ -71,6 +76,12 @@ impl PathProperties {
         silent_loss: true,
         datagram: None,
     };
+
+    /// Whether what is under way on this path must be acknowledged now and then.
+    #[inline]
+    pub(super) fn is_acknowledged(&self) -> bool {
+        !self.lossless || self.unbounded
+    }
 
     /// Replaces sizes that no frame can have, and sizes that would stop all traffic, by allowed
     /// sizes.
@@ -82,6 +93,7 @@ impl PathProperties {
             first_piece: self.first_piece.min(payload_max),
             window: self.window.max(1),
             lossless: self.lossless && self.datagram.is_none(),
+            unbounded: self.unbounded && self.lossless && self.datagram.is_none(),
             silent_loss: self.silent_loss || self.datagram.is_some(),
             ..self
         }

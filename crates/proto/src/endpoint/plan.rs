@@ -234,8 +234,13 @@ impl Plan {
         memory: Option<(M, u64)>,
     ) {
         let body = self.body();
-        if channel.paths.path_state(path).is_some_and(|state| state.path.lossless) {
+        let path_state = channel.paths.path_state(path);
+        if let Some(PathProperties { lossless: true, unbounded, .. }) = path_state.map(|it| it.path)
+        {
             channel.out.advance_lossless(body);
+            if unbounded {
+                self.note_ack_request(channel);
+            }
             return;
         }
         // On a single path without datagrams, the driver does not set the time.
@@ -248,9 +253,16 @@ impl Plan {
             state.carried += body;
             state.rate.handle_sent(body);
         }
+        self.note_ack_request(channel);
+    }
+
+    /// Counts the bytes that have left since the peer was asked for an acknowledgement.
+    #[inline]
+    pub fn note_ack_request<M: Clone>(&self, channel: &mut Channel<M>) {
         let requests_ack = self.flags & flag::WANT_ACK != 0;
+        let before = channel.acknowledgements.bytes_since_request;
         channel.acknowledgements.bytes_since_request =
-            if requests_ack { 0 } else { channel.acknowledgements.bytes_since_request + body };
+            if requests_ack { 0 } else { before + self.body() };
     }
 
     #[inline]
@@ -490,11 +502,11 @@ fn plan_new<M: Memory>(
             }
         };
         if let Some(plan) = planned {
-            let (lossless, rest) = (path.lossless, item.rest(ops));
+            let (is_acked, rest) = (path.is_acknowledged(), item.rest(ops));
             if channel.paths.is_measured() {
                 return choose(plan, channel, (number, rest));
             }
-            return Some(numbered(plan, channel, lossless));
+            return Some(numbered(plan, channel, is_acked));
         }
         channel.queue.pop_front();
     }
@@ -523,8 +535,7 @@ fn choose<M: Clone>(plan: Plan, channel: &Channel<M>, (path, rest): (PathId, u64
     if !state.is_open() || !channel.paths.prefers(path, plan.body(), rest.max(plan.body())) {
         return None;
     }
-    let lossless = state.path.lossless;
-    let mut plan = numbered(plan, channel, lossless);
+    let mut plan = numbered(plan, channel, state.path.is_acknowledged());
     if plan.payload >= IMMEDIATE_ACK_BYTES {
         // Only acknowledgements show which frames have arrived by which path.
         plan.flags |= flag::WANT_ACK;
@@ -536,13 +547,13 @@ fn choose<M: Clone>(plan: Plan, channel: &Channel<M>, (path, rest): (PathId, u64
 /// bytes.
 const IMMEDIATE_ACK_BYTES: u64 = 8 << 10;
 
-/// The plan with the number of its first byte. The plan asks for an acknowledgement once
+/// The plan with the number of its first byte. If the path needs acknowledgements, the plan asks for an acknowledgement once
 /// [`ACK_INTERVAL_BYTES_MAX`] bytes have been sent since the last request, and at every
 /// [`ACK_INTERVAL_FRAMES`]th retained frame.
 #[inline]
-pub(super) fn numbered<M: Clone>(mut plan: Plan, channel: &Channel<M>, lossless: bool) -> Plan {
+pub(super) fn numbered<M: Clone>(mut plan: Plan, channel: &Channel<M>, is_acked: bool) -> Plan {
     plan.sequence = channel.out.next();
-    if !lossless {
+    if is_acked {
         let many = channel.out.retained() % ACK_INTERVAL_FRAMES == ACK_INTERVAL_FRAMES - 1;
         if many
             || channel.acknowledgements.bytes_since_request + plan.body() >= ACK_INTERVAL_BYTES_MAX

@@ -161,11 +161,11 @@ impl<M: Memory> Channel<M> {
         if !is_clear || self.end.failed.is_some() || passing.size > room {
             return None;
         }
-        let (checked, lossless) = (state.path.checked, state.path.lossless);
+        let PathProperties { checked, lossless, .. } = state.path;
         if !lossless && !self.may_copy {
             return None;
         }
-        let plan = numbered(passing.plan(), self, lossless);
+        let plan = numbered(passing.plan(), self, state.path.is_acknowledged());
         let front = plan.front(source, self, checked);
         let wants_copy = !lossless;
         Some(OutgoingFrame { front, payload: None, wants_copy, must_release_memory: false })
@@ -179,11 +179,16 @@ impl<M: Memory> ChannelMut<'_, M> {
     pub(super) fn injected(&mut self, passing: &InjectMessage, path: PathId, copy: Option<M>) {
         let channel = &mut *self.channel;
         channel.credit.spend(passing.size as u32);
-        if channel.paths.path_state(path).is_some_and(|state| state.path.lossless) {
+        let path_state = channel.paths.path_state(path);
+        if let Some(PathProperties { lossless: true, unbounded, .. }) = path_state.map(|it| it.path)
+        {
+            if unbounded {
+                numbered(passing.plan(), channel, true).note_ack_request(channel);
+            }
             channel.out.advance_lossless(passing.body());
             channel.handle_ack_sent(channel.acknowledged_now(), true);
         } else {
-            let plan = numbered(passing.plan(), channel, false);
+            let plan = numbered(passing.plan(), channel, true);
             plan.commit(channel, (path, self.schedule.now()), copy.map(|copy| (copy, 0)));
         }
         if channel.paths.has_silent_loss {

@@ -21,6 +21,7 @@ const DATAGRAMS: PathProperties = PathProperties {
     window: 1 << 20,
     ahead: true,
     lossless: false,
+    unbounded: false,
     spare: false,
     reorders: false,
     silent_loss: true,

@@ -292,6 +292,7 @@ impl Link {
                 window: u64::MAX,
                 ahead: false,
                 lossless: matches!(self.carrier, Carrier::Loopback),
+                unbounded: false,
                 checked,
                 copy_max,
                 spare: false,
@@ -307,6 +308,7 @@ impl Link {
 /// order, until nobody can need it: what recovery retains is all that is retained.
 const LOG_PATH: PathProperties = PathProperties {
     lossless: true,
+    unbounded: true,
     copy_max: 0,
     reorders: false,
     silent_loss: false,
@@ -325,6 +327,7 @@ fn ring_path(may_pull: bool) -> PathProperties {
         window: u64::MAX,
         ahead: false,
         lossless: true,
+        unbounded: false,
         checked: false,
         copy_max: 0,
         spare: false,

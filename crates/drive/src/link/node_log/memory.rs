@@ -55,11 +55,12 @@ fn shorten_longest(logs: &mut NodeLogs, share: MemoryShare) {
     let mut longest = 0;
     for_each_written(logs, |_, log, _| longest = longest.max(log.chain.taken()));
     let more_than_fair = longest.saturating_sub(share.fair_bytes);
-    let wanted = share.excess.min(more_than_fair);
+    let mut wanted = share.excess.min(more_than_fair);
     for_each_written(logs, |head, log, releases| {
         if wanted > 0 && log.chain.taken() == longest && !log.has_room_on_disk(head) {
             let discarded = log.discard_oldest(&releases, wanted);
-            log.give_back(head, releases.released().max(discarded), wanted);
+            let given_back = log.give_back(head, releases.released().max(discarded), wanted);
+            wanted = wanted.saturating_sub(given_back);
         }
     });
 }

@@ -63,8 +63,8 @@ use landbridge_proto::log::contact::agent_bell;
 use landbridge_proto::log::counts::LogCount;
 use landbridge_proto::log::layout::{
     AGENT_BELL_AT, BELL_AT, DELIVERIES_DISCARDED_AT, DELIVERIES_END_AT, DELIVERIES_PUNCHED_AT,
-    DELIVERIES_RELEASED_AT, LOG_BYTES, LOGGED_PROCESSES_MAX, MEMORY_MAX_AT, REGION_BYTES,
-    ROLLBACKS_AT, SOURCES_AT, SOURCES_CHANGED_AT, TARGETS_AT, UNIT_SENT_AT,
+    DELIVERIES_RELEASED_AT, IMAGES_WANTED_AT, LOG_BYTES, LOGGED_PROCESSES_MAX, MEMORY_MAX_AT,
+    REGION_BYTES, ROLLBACKS_AT, SOURCES_AT, SOURCES_CHANGED_AT, TARGETS_AT, UNIT_SENT_AT,
 };
 use landbridge_proto::log::memory_share::{LogExtent, MemoryShare};
 use landbridge_proto::log::segment::{LogCursor, SegmentChain};
@@ -217,6 +217,8 @@ impl ClosedLogs {
         if deliveries_kept_from(&head, &owner) > deliveries.position {
             return Err(not_kept());
         }
+        // The agent may not have learnt of this wish, whose process was killed.
+        head.word(owner.control() + IMAGES_WANTED_AT).store(0, Ordering::Release);
         let file = FileState::of(&head);
         let is_elsewhere = |before: FileState| before.number != file.number;
         if let Some(before) = self.file.filter(|before| *before != file) {

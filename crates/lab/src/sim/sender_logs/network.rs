@@ -1,13 +1,15 @@
 //! Messages between the transports of processes on different nodes, and the transports themselves.
 //!
-//! Messages between two transports arrive in order and once, as endpoints ensure. Messages of a
-//! transport that has ended may be lost from any point on; those to one that has ended are lost.
-//! A part of a message never reaches a log, and a message that is sent again on another path does
-//! not come twice: endpoints hand up whole messages, once, and give back the buffer of one whose
-//! sender is gone. The simulator of endpoints breaks paths in the middle of frames.
+//! A message between two transports arrives once. Later ones may overtake it, as if it had no credit
+//! when it was sent: what says how much has arrived overtakes frames, and both overtake it. (Frames
+//! that arrive before others of the same log wait in the transport.) Messages of a transport that
+//! has ended may be lost from any point on; those to one that has ended are lost. A part of a message
+//! never reaches a log, and a message that is sent again on another path does not come twice:
+//! endpoints hand up whole messages, once, and give back the buffer of one whose sender is gone. The
+//! simulator of endpoints breaks paths in the middle of frames.
 //!
 //! What enters: logs, and contacts in the file of the node. What leaves: frames in the logs of the
-//! receiver. What may never happen: a message is out of order, or claims what cannot be.
+//! receiver. What may never happen: frames are out of order, or a message claims what cannot be.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -67,7 +69,8 @@ impl Network {
     pub fn take_any(&mut self, random: &mut Random) -> Option<(TransportName, TransferMessage)> {
         let names = *self.0.keys().nth(random.index(self.0.len()))?;
         let queue = self.0.get_mut(&names)?;
-        let message = queue.pop_front();
+        let is_overtaken = may_overtake(queue.front(), queue.get(1)) && random.percent(20);
+        let message = queue.remove(usize::from(is_overtaken));
         if queue.is_empty() {
             self.0.remove(&names);
         }
@@ -87,6 +90,13 @@ impl Network {
         self.0.retain(|_, queue| !queue.is_empty());
         lost
     }
+}
+
+/// Whether the second message may arrive before the first.
+fn may_overtake(first: Option<&TransferMessage>, second: Option<&TransferMessage>) -> bool {
+    let kinds = (first.map(|it| it.header.kind), second.map(|it| it.header.kind));
+    let (frames, received) = (Some(TransferKind::Frames), Some(TransferKind::Received));
+    kinds == (frames, received) || kinds == (received, frames) || kinds == (received, received)
 }
 
 /// What a transport knows of one other process.

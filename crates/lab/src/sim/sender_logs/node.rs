@@ -14,9 +14,10 @@ use landbridge_proto::log::contact::{CONTACT_BYTES, Contact};
 use landbridge_proto::log::image_logs::{ImageLogs, LogStarts, NodeFile, lay_frames};
 use landbridge_proto::log::layout::{
     AGENT_BELL_AT, BELL_AT, CONTACTS_CHANGED_AT, DELIVERIES_END_AT, DELIVERIES_RELEASED_AT,
-    FILE_BYTES, IMAGES_WANTED_AT, IN_UNIT, IS_LOCAL, LOCAL_AT, MOVED_AT, NOTHING_WAITS,
-    RELEASE_BYTES, REPORT_WORDS, ROLLBACKS_AT, STABLE_AT, STABLE_WANTED_AT, UNIT_KEEPS_AT,
-    begins_at, contact_at, control_at, deliveries_at, discarded_at, log_at, release_at, report_at,
+    FILE_BYTES, IMAGES_WANTED_AT, IN_UNIT, IS_LOCAL, LOCAL_AT, MOVED_AT, NO_IMAGES_AT,
+    NOTHING_WAITS, RELEASE_BYTES, REPORT_WORDS, ROLLBACKS_AT, STABLE_AT, STABLE_WANTED_AT,
+    UNIT_KEEPS_AT, begins_at, contact_at, control_at, deliveries_at, discarded_at, log_at,
+    release_at, report_at,
 };
 use landbridge_proto::log::release::{LogPositions, LogReleases, PairPositions};
 use landbridge_proto::log::segment::LogCursor;
@@ -234,6 +235,12 @@ impl SimulatedNode {
             let at = control_at(*process) + LOCAL_AT as u64;
             pwrite(&self.file, &IN_UNIT.to_ne_bytes(), at).map(drop)
         })?;
+        Ok(())
+    }
+
+    /// No images are taken of the processes of this node.
+    pub fn set_without_images(&self) -> io::Result<()> {
+        pwrite(&self.file, &1_u64.to_ne_bytes(), NO_IMAGES_AT)?;
         Ok(())
     }
 

@@ -39,6 +39,7 @@ fn killed_processes_recover_their_state() {
         "appends torn by a kill",
         "deliveries torn by a kill",
         "words of what others have torn by a kill",
+        "runs without images",
         "images taken",
         "images torn",
         "restores from an image",

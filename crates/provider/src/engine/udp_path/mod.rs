@@ -122,6 +122,7 @@ impl UdpPath {
             window: u64::MAX,
             ahead: true,
             lossless: false,
+            unbounded: false,
             checked: true,
             copy_max: copy_max.min(payload_max - 1),
             spare: false,
