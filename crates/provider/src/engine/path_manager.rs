@@ -329,10 +329,10 @@ impl PathManager<'_> {
     #[cold]
     pub fn note_corrupt(&mut self, peer: Peer, path: PathId, header: &Header) -> io::Result<()> {
         log!(Info, "{}: a frame arrived corrupt", self.core.address(peer));
-        self.peers[peer].count_corrupt(path);
         if self.core.channel(peer).is_lossless(path) {
             return Err(integrity::corrupt("a payload in shared memory is corrupt"));
         }
+        self.peers[peer].count_corrupt(path);
         let is_bearable = self.core.channel_mut(peer).handle_corrupt_frame(header);
         if is_bearable { Ok(()) } else { Err(integrity::corrupt("too many frames arrive corrupt")) }
     }

@@ -132,3 +132,22 @@ fn what_arrives_corrupt_over_tcp_is_counted_for_its_path() {
     let path = path_of(&party);
     assert_eq!((path.corrupt, path.losses, path.state), (3, 1, path_statistics::PathState::Down));
 }
+
+/// The sender of a lossless path has nothing to send again.
+#[test]
+fn what_arrives_corrupt_by_a_lossless_path_ends_the_path() {
+    let (mut party, peer, id, _taken, mut far) = linked();
+    let link = party.engine.connections.data.links[id].as_mut().unwrap();
+    link.sum = Checksum::Crc32c;
+    let properties = PathProperties { checked: true, lossless: true, ..PathProperties::RELAY };
+    let path = link.path;
+    party.engine.connections.data.core.channel_mut(peer).set_path(path, properties);
+    let mut frame = message_frame();
+    let last = frame.len() - 1;
+    frame[last] ^= 1;
+    far.write_all(&frame).unwrap();
+    until(|| party.engine.connections.read_stream(id) > 0);
+    let found = party.engine.connections.data.path_report().paths_of(peer)[0].clone();
+    assert_eq!((found.corrupt, found.losses), (1, 1));
+    assert_eq!(found.state, path_statistics::PathState::Down);
+}
