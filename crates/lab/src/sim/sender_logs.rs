@@ -269,16 +269,7 @@ impl LogWorld {
             counts: EventCounts::default(),
             trace,
         };
-        let takes_images = world.rates.images > 0 || is_moving || has_units;
-        for node in 0..node_count {
-            if has_units {
-                world.nodes[node].set_unit(&world.local(node))?;
-            }
-            if !takes_images {
-                world.nodes[node].set_without_images()?;
-            }
-        }
-        world.counts.add_some("runs without images", (!takes_images).into());
+        prepare_nodes(&mut world, is_moving)?;
         Ok(world)
     }
 
@@ -608,6 +599,22 @@ fn log_memory(seed: u64, planted: Option<LogFault>, has_units: bool) -> u64 {
         None if has_units && seed.is_multiple_of(3) => SMALL_LOG_MEMORY,
         None => LOG_MEMORY,
     }
+}
+
+/// Writes what the agents know at the beginning. `is_moving`: nodes are lost.
+fn prepare_nodes(world: &mut LogWorld, is_moving: bool) -> io::Result<()> {
+    let has_units = world.units.may_be;
+    let takes_images = world.rates.images > 0 || is_moving || has_units;
+    for node in 0..world.nodes.len() {
+        if has_units {
+            world.nodes[node].set_unit(&world.local(node))?;
+        }
+        if !takes_images {
+            world.nodes[node].set_without_images()?;
+        }
+    }
+    world.counts.add_some("runs without images", (!takes_images).into());
+    Ok(())
 }
 
 /// The name of the job on one of the nodes of a run.

@@ -6,6 +6,8 @@
 
 use alloc::collections::VecDeque;
 
+use crate::wire::frame::flag;
+
 /// The acknowledgement that this endpoint owes the peer.
 #[derive(Default)]
 pub(super) struct OwedAck {
@@ -80,5 +82,12 @@ impl Acknowledgements {
     pub fn await_delivery(&mut self, end: u64, id: u32) {
         let place = self.awaiting.partition_point(|&(other, _)| other <= end);
         self.awaiting.insert(place, (end, id));
+    }
+
+    /// Counts the bytes of a frame with these flags that has left.
+    #[inline]
+    pub fn note_sent(&mut self, bytes: u64, flags: u8) {
+        let before = self.bytes_since_request;
+        self.bytes_since_request = if flags & flag::WANT_ACK != 0 { 0 } else { before + bytes };
     }
 }

@@ -234,14 +234,9 @@ impl Plan {
         memory: Option<(M, u64)>,
     ) {
         let body = self.body();
-        let path_state = channel.paths.path_state(path);
-        if let Some(PathProperties { lossless: true, unbounded, .. }) = path_state.map(|it| it.path)
-        {
-            channel.out.advance_lossless(body);
-            if unbounded {
-                self.note_ack_request(channel);
-            }
-            return;
+        let state = channel.paths.path_state(path);
+        if let Some(PathProperties { lossless: true, unbounded, .. }) = state.map(|it| it.path) {
+            return self.commit_lossless(channel, unbounded);
         }
         // On a single path without datagrams, the driver does not set the time.
         let (order, sent_at) = match channel.paths.is_measured() {
@@ -253,16 +248,16 @@ impl Plan {
             state.carried += body;
             state.rate.handle_sent(body);
         }
-        self.note_ack_request(channel);
+        channel.acknowledgements.note_sent(body, self.flags);
     }
 
-    /// Counts the bytes that have left since the peer was asked for an acknowledgement.
+    /// Records that the frame has left by a lossless path. `unbounded`: one that takes everything.
     #[inline]
-    pub fn note_ack_request<M: Clone>(&self, channel: &mut Channel<M>) {
-        let requests_ack = self.flags & flag::WANT_ACK != 0;
-        let before = channel.acknowledgements.bytes_since_request;
-        channel.acknowledgements.bytes_since_request =
-            if requests_ack { 0 } else { before + self.body() };
+    pub fn commit_lossless<M: Clone>(&self, channel: &mut Channel<M>, unbounded: bool) {
+        channel.out.advance_lossless(self.body());
+        if unbounded {
+            channel.acknowledgements.note_sent(self.body(), self.flags);
+        }
     }
 
     #[inline]
@@ -547,9 +542,9 @@ fn choose<M: Clone>(plan: Plan, channel: &Channel<M>, (path, rest): (PathId, u64
 /// bytes.
 const IMMEDIATE_ACK_BYTES: u64 = 8 << 10;
 
-/// The plan with the number of its first byte. If the path needs acknowledgements, the plan asks for an acknowledgement once
-/// [`ACK_INTERVAL_BYTES_MAX`] bytes have been sent since the last request, and at every
-/// [`ACK_INTERVAL_FRAMES`]th retained frame.
+/// The plan with the number of its first byte. Unless the path needs no acknowledgements
+/// (`is_acked`), the plan asks for one once [`ACK_INTERVAL_BYTES_MAX`] bytes have been sent since
+/// the last request, and at every [`ACK_INTERVAL_FRAMES`]th retained frame.
 #[inline]
 pub(super) fn numbered<M: Clone>(mut plan: Plan, channel: &Channel<M>, is_acked: bool) -> Plan {
     plan.sequence = channel.out.next();

@@ -179,13 +179,12 @@ impl<M: Memory> ChannelMut<'_, M> {
     pub(super) fn injected(&mut self, passing: &InjectMessage, path: PathId, copy: Option<M>) {
         let channel = &mut *self.channel;
         channel.credit.spend(passing.size as u32);
-        let path_state = channel.paths.path_state(path);
-        if let Some(PathProperties { lossless: true, unbounded, .. }) = path_state.map(|it| it.path)
-        {
-            if unbounded {
-                numbered(passing.plan(), channel, true).note_ack_request(channel);
+        let state = channel.paths.path_state(path);
+        if let Some(PathProperties { lossless: true, unbounded, .. }) = state.map(|it| it.path) {
+            match unbounded {
+                true => numbered(passing.plan(), channel, true).commit_lossless(channel, true),
+                false => channel.out.advance_lossless(passing.body()),
             }
-            channel.out.advance_lossless(passing.body());
             channel.handle_ack_sent(channel.acknowledged_now(), true);
         } else {
             let plan = numbered(passing.plan(), channel, true);

@@ -1,12 +1,12 @@
 //! Messages between the transports of processes on different nodes, and the transports themselves.
 //!
-//! A message between two transports arrives once. Later ones may overtake it, as if it had no credit
-//! when it was sent: what says how much has arrived overtakes frames, and both overtake it. (Frames
-//! that arrive before others of the same log wait in the transport.) Messages of a transport that
-//! has ended may be lost from any point on; those to one that has ended are lost. A part of a message
-//! never reaches a log, and a message that is sent again on another path does not come twice:
-//! endpoints hand up whole messages, once, and give back the buffer of one whose sender is gone. The
-//! simulator of endpoints breaks paths in the middle of frames.
+//! A message between two transports arrives once. Later ones may overtake it, as if it had no
+//! credit when it was sent: what says how much has arrived overtakes frames, and both overtake it.
+//! (Frames that come before others of the same log wait in the transport.) Messages of a transport
+//! that has ended may be lost from any point on; those to one that has ended are lost. A part of a
+//! message never reaches a log, and a message that is sent again on another path does not come
+//! twice: endpoints hand up whole messages, once, and give back the buffer of one whose sender is
+//! gone. The simulator of endpoints breaks paths in the middle of frames.
 //!
 //! What enters: logs, and contacts in the file of the node. What leaves: frames in the logs of the
 //! receiver. What may never happen: frames are out of order, or a message claims what cannot be.
