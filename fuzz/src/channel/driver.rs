@@ -347,6 +347,7 @@ pub fn traits(byte: u8, more: u8, least: u32) -> PathProperties {
         window: pick([2, 100, 2_000, 1 << 20], 6).max(least) as u64,
         ahead: more & 1 != 0,
         lossless: more & 6 == 6 && more >> 6 == 0,
+        unbounded: byte >> 6 == 3,
         spare: false,
         silent_loss: more >> 6 != 0,
         datagram,
