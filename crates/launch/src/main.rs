@@ -35,6 +35,7 @@
 //! | `topology` | topology files |
 //! | `settings` | settings and where their values come from |
 //! | `agent` | the agent of a host |
+//! | `own_lines` | lines of the launcher itself between those of the ranks |
 //! | `allocation` | allocations of batch systems |
 //! | `applications` | several programs in one job |
 //! | `env` | `landbridge env` |
@@ -73,6 +74,7 @@ mod memory_limit;
 mod message_logs;
 mod mpi;
 mod output_log;
+mod own_lines;
 mod plan;
 mod pmi;
 mod ps;
@@ -101,7 +103,7 @@ fn main() -> ExitCode {
     match dispatch(Cli::of_command_line().command) {
         Ok(code) => ExitCode::from(u8::try_from(code).unwrap_or(u8::MAX)),
         Err(error) => {
-            eprintln!("landbridge: {}", limits::advise(format!("{error:#}")));
+            eprint!("{}", own_lines::own_lines(&limits::advise(format!("{error:#}"))));
             ExitCode::from(1)
         }
     }

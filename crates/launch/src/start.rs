@@ -20,6 +20,7 @@ use crate::local::{self, LocalWishes};
 use crate::local_transport::LocalTransport;
 use crate::message_logs::{self, LogWishes};
 use crate::mpi::{PROVIDER, transport_variables};
+use crate::own_lines::own_lines;
 use crate::plan::{self, Wishes};
 use crate::relays::Relays;
 use crate::restart::RestartLimits;
@@ -166,7 +167,7 @@ fn tell_of_allocation(arguments: &RunArguments) {
     let variable = |name: &str| std::env::var(name).ok();
     let read = |file: &str| std::fs::read_to_string(file).ok();
     if let Some(text) = allocation::advice(variable, read).filter(|_| !is_placed) {
-        eprintln!("landbridge: {text}");
+        eprint!("{}", own_lines(&text));
     }
 }
 

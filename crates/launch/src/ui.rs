@@ -20,6 +20,7 @@ use rustix::io::Errno;
 
 use crate::control::Stream;
 use crate::control_stream::BACKLOG_BYTES_MAX;
+use crate::own_lines::own_lines;
 use status::TerminalStatusLine;
 
 /// A pipe that polls as writable takes this many bytes without blocking (PIPE_BUF).
@@ -159,7 +160,7 @@ impl OutputPrinter {
 
     /// Queues a line of the launcher itself, in order with the ranks' stderr.
     pub fn say(&mut self, text: &str) {
-        self.queues[Stream::Stderr as usize].extend(format!("landbridge: {text}\n").bytes());
+        self.queues[Stream::Stderr as usize].extend(own_lines(text).bytes());
     }
 
     /// Descriptors with queued bytes, for poll(2).
@@ -341,7 +342,7 @@ mod tests {
         assert_eq!(output.next_time(), Some(now + HOLD));
         output.handle_time(now + HOLD);
         assert_eq!(text(&output, 0), "b\nac\nprompt> ");
-        output.say("x");
-        assert_eq!(text(&output, 1), "landbridge: x\n");
+        output.say("x\n  y");
+        assert_eq!(text(&output, 1), "landbridge: x\nlandbridge:   y\n");
     }
 }

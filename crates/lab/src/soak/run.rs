@@ -348,7 +348,7 @@ pub(super) fn seconds(time: Duration) -> String {
 /// The last lines of a program's output, without the call stacks of the MPI library. Of the lines
 /// about incarnations of a lost rank only the last ones are shown, after what led to the loss.
 fn tail(output: &str) -> String {
-    let is_start = |line: &&str| line.starts_with("  start ");
+    let is_start = |line: &&str| line.starts_with("landbridge:   incarnation ");
     let lines: Vec<&str> =
         output.trim_end().lines().filter(|line| !is_call_stack_line(line)).collect();
     let mut earlier =
@@ -391,10 +391,12 @@ mod tests {
         let kept = tail(output);
         assert_eq!(kept.lines().count(), 5, "{kept}");
         assert!(kept.starts_with("    | wrong: rank 1") && !kept.contains("MPIC_Wait"), "{kept}");
-        let starts: String = (0..40).map(|n| format!("  start {n}: after 1 s\n")).collect();
+        let starts: String =
+            (0..40).map(|n| format!("landbridge:   incarnation {n}: after 1 s\n")).collect();
         let kept = tail(&format!("why\n{starts}end\n"));
         assert!(
-            kept.starts_with("    | why\n    |   start 37") && kept.ends_with("| end"),
+            kept.starts_with("    | why\n    | landbridge:   incarnation 37")
+                && kept.ends_with("| end"),
             "{kept}"
         );
     }

@@ -158,15 +158,6 @@ fn progress(what: &str) {
     eprintln!("landbridge doctor: {what}");
 }
 
-/// The last error of a failed job, with the lines that belong to the error.
-fn last_words(trouble: &str) -> Option<String> {
-    const OURS: &str = "landbridge: ";
-    let lines: Vec<&str> = trouble.lines().collect();
-    let begin = lines.iter().rposition(|line| line.starts_with(OURS));
-    let begin = begin.or(lines.len().checked_sub(1))?;
-    Some(lines[begin..].join("\n").trim_start_matches(OURS).to_string())
-}
-
 /// Makes a command read nothing and print nothing.
 fn quiet(mut command: Command) -> Command {
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());

@@ -12,8 +12,9 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use super::{Finding, last_words, own_name, progress};
+use super::{Finding, own_name, progress};
 use crate::mpi::detect::{DetectedLibrary, Family};
+use crate::own_lines::last_message;
 use crate::ps::status_socket::{self, StatusQuery};
 use crate::ps::{self, paths::PathRow};
 use crate::spawn::ssh::quote;
@@ -180,7 +181,8 @@ fn attempt(
         return Ok((measurements, rows));
     }
     let trouble = said.join().unwrap_or_default();
-    Err(last_words(&trouble).unwrap_or_else(|| "the test job has ended without a word".to_string()))
+    Err(last_message(&trouble)
+        .unwrap_or_else(|| "the test job has ended without a word".to_string()))
 }
 
 /// The paths that the job's launcher reports.

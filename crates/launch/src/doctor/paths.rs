@@ -7,8 +7,9 @@
 use std::ffi::OsStr;
 use std::process::{Command, Stdio};
 
-use super::{Finding, Grade, last_words, own_name, progress};
+use super::{Finding, Grade, own_name, progress};
 use crate::mpi::detect::{DetectedLibrary, Family};
+use crate::own_lines::last_message;
 use crate::sibling;
 use crate::spawn::ssh::quote;
 
@@ -150,7 +151,7 @@ fn measure(
         }
         _ => {
             let trouble: Vec<&str> = log.lines().filter(|line| !line.contains(INFO)).collect();
-            Err(last_words(&trouble.join("\n")).unwrap_or_else(|| "no answer".to_string()))
+            Err(last_message(&trouble.join("\n")).unwrap_or_else(|| "no answer".to_string()))
         }
     }
 }

@@ -47,7 +47,7 @@ fn why_not(jobs: &[JobStatus], rank: Option<u32>) -> String {
             ),
         }
     };
-    jobs.iter().map(line).collect::<Vec<_>>().join("\nlandbridge: ")
+    jobs.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
 #[cfg(test)]
@@ -75,7 +75,7 @@ mod tests {
         }
         assert_eq!(why_not(&[job(true, true)], Some(2)), "job 01234567 has no rank 2");
         let both = why_not(&[job(true, true), job(true, false)], Some(2));
-        assert_eq!(both, format!("job 01234567 has no rank 2\nlandbridge: {}", lines[1].1));
+        assert_eq!(both, format!("job 01234567 has no rank 2\n{}", lines[1].1));
         let text = described(&job(true, true), None).unwrap();
         assert_eq!(text, "job 01234567: all ranks are asked for a checkpoint\n");
         assert_eq!(described(&job(true, true), Some(2)), None);

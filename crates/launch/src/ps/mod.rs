@@ -114,7 +114,7 @@ impl JobAnswers {
     fn answered(self, nobody: &str) -> Result<Vec<JobStatus>> {
         match (self.jobs.is_empty(), self.unanswered.is_empty()) {
             (true, true) => bail!("{nobody}"),
-            (true, false) => bail!("{}", self.unanswered.join("\nlandbridge: ")),
+            (true, false) => bail!("{}", self.unanswered.join("\n")),
             (false, _) => Ok(self.report_unanswered()),
         }
     }
