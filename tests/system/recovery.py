@@ -338,7 +338,7 @@ def after_output(words: str, since_s: float = 0.0):
 def is_given_up(output: str, restarts: int, why: str) -> bool:
     """Whether a rank was restarted `restarts` times and then given up for the reason `why`, with a
     line for each incarnation."""
-    starts = re.findall(r"^  incarnation \d+: after .* s, for .* s: ", output, re.M)
+    starts = re.findall(r"^landbridge:   incarnation \d+: after .* s, for .* s: ", output, re.M)
     return output.count(": restarted") == restarts and why in output and len(starts) == restarts + 1
 
 
