@@ -29,7 +29,7 @@ import labs  # noqa: E402
 import parts as parts_of  # noqa: E402
 import prose  # noqa: E402
 import stamp  # noqa: E402
-from support import paths, process, svg  # noqa: E402
+from support import curves, paths, process  # noqa: E402
 
 ROUNDS, LIMIT_S = 3, 240.0
 PARTS = {"node": "two ranks of one node", "nodes": "two nodes over TCP"}
@@ -38,8 +38,6 @@ KIB, MIB = 1 << 10, 1 << 20
 STORES, COPIES = ("dummy", "heap", "file", "shared"), ("pack", "pieces", "thread")
 # Of the table; the result file has all powers of two.
 SHOWN = (8, KIB, 4 * KIB, 32 * KIB, 256 * KIB, MIB, 8 * MIB)
-# Sizes that stand for short, middle and long messages in the pictures.
-DRAWN = (8, 4 * KIB, 64 * KIB, MIB, 8 * MIB)
 
 
 @dataclass(frozen=True)
@@ -136,7 +134,7 @@ def section(result: dict) -> str:
 
 def table(part: dict) -> list[str]:
     medians, sizes = part["medians"], [size for size in SHOWN if str(size) in part["medians"][NONE.name]]
-    lines = [f"| store, copy | {' | '.join(map(size_name, sizes))} |", "|---|" + "--:|" * len(sizes)]
+    lines = [f"| store, copy | {' | '.join(map(curves.size_name, sizes))} |", "|---|" + "--:|" * len(sizes)]
     lines.append(f"| no logging, us one way | {' | '.join(f'{medians[NONE.name][str(size)]:.1f}' for size in sizes)} |")
     for way in VARIANTS[1:]:
         ratios = [f"{ratio(part, way.name, size):.2f}" for size in sizes]
@@ -162,7 +160,7 @@ def conclusion(part: dict, place: str) -> list[str]:
     wins = [size for size in sizes if ratio(part, OURS.name, size) <= NEARLY * ratio(part, best[size].name, size)]
     ours = f"Landbridge's own log takes no longer than the best of these at {len(wins)} of {len(sizes)} sizes"
     lost = [size for size in sizes if size not in wins]
-    more = f"; it loses most at {size_name(worst(part, best, lost))}" if lost else ""
+    more = f"; it loses most at {curves.size_name(worst(part, best, lost))}" if lost else ""
     return [prose.wrapped(f"Of the stores that keep messages, best on {place} (within {NEARLY - 1:.0%}, the simplest first): {said}. {ours}{more}.")]
 
 
@@ -178,24 +176,24 @@ def worst(part: dict, best: dict, sizes: list[int]) -> int:
 
 
 def span(first: int, last: int) -> str:
-    return f"at {size_name(first)}" if first == last else f"from {size_name(first)} to {size_name(last)}"
-
-
-def size_name(size: int) -> str:
-    return f"{size >> 20} MiB" if size >= MIB else f"{size >> 10} KiB" if size >= KIB else f"{size} B"
+    return f"at {curves.size_name(first)}" if first == last else f"from {curves.size_name(first)} to {curves.size_name(last)}"
 
 
 def picture(result: dict) -> str:
-    """Bandwidth beside that without logging, by store, size and copy method."""
-    part = next(result[part] for part in reversed(PARTS) if part in result)
-    drawn = [size for size in DRAWN if str(size) in part["medians"][NONE.name]]
-    groups = [
-        (f"{store}, {size_name(size)}", {copy: 1 / ratio(part, f"{store}, {copy}", size) for copy in COPIES})
-        for store in STORES
-        for size in drawn
-    ]
-    groups += [(f"own log, {size_name(size)}", {"the log is the transport": 1 / ratio(part, OURS.name, size)}) for size in drawn]
-    return svg.bars("Bandwidth with payload logging, beside that without (two nodes over TCP)", groups, "", [(1.0, "no logging")])
+    """Latency and bandwidth by size, as the paper's figures 2 and 3: of each store the fastest copy
+    method at each size."""
+    panels = []
+    for part, title in PARTS.items():
+        if part in result:
+            medians = result[part]["medians"]
+            sizes = [int(size) for size in medians[NONE.name]]
+            ways = {NONE.name: [NONE.name], OURS.name: [OURS.name]}
+            ways |= {f"{store}, its fastest copy method": [f"{store}, {copy}" for copy in COPIES] for store in STORES}
+            micros = {name: {size: min(medians[way][str(size)] for way in of) for size in sizes} for name, of in ways.items()}
+            # Bytes in a microsecond are MB in a second.
+            speeds = {name: {size: size / time for size, time in curve.items()} for name, curve in micros.items()}
+            panels += [curves.Panel(f"{title}: latency", "us one way", micros), curves.Panel(f"{title}: bandwidth", "MB/s", speeds)]
+    return curves.chart("Payload logging: latency and bandwidth by message size", panels)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import test as steps  # noqa: E402
 import wheels  # noqa: E402
-from support import dots, svg  # noqa: E402
+from support import curves, dots, svg  # noqa: E402
 from support.passed import Passed  # noqa: E402
 
 # Width of a letter relative to its height, of a wide bold face: no reader's font is wider.
@@ -68,6 +68,22 @@ class Bars(unittest.TestCase):
 
     def test_nothing_to_draw_is_a_picture_too(self):
         ElementTree.fromstring(svg.bars("A title", []))
+
+
+class Curves(unittest.TestCase):
+    def test_a_line_for_each_curve_and_the_first_and_last_power_at_the_edges(self):
+        panel = curves.Panel("latency", "us", {"one": {1: 1.0, 1024: 100.0}, "two": {1: 10.0}})
+        text = curves.chart("A title", [panel, panel, panel])
+        ElementTree.fromstring(text)
+        self.assertEqual(text.count("<polyline"), 6)
+        for words in (">1 KiB<", ">1 B<", ">100<", ">latency, us<", "<title>two</title>"):
+            self.assertIn(words, text)
+        frame = curves.frame_of(panel, 10, 20)
+        self.assertEqual((frame.across(1), frame.down(1)), (10, 20 + curves.HEIGHT))
+        self.assertEqual((frame.across(1024), frame.down(100)), (10 + curves.WIDTH, 20))
+
+    def test_nothing_to_draw_is_a_picture_too(self):
+        ElementTree.fromstring(curves.chart("A title", [curves.Panel("x", "y", {})]))
 
 
 class Progress(unittest.TestCase):

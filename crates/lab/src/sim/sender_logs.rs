@@ -33,6 +33,7 @@
 //! | `node` | the memory file of a node, and its agent |
 //! | `carrier` | frames that the agents carry between nodes |
 //! | `network` | transports, and messages between them |
+//! | `memory` | what the logs take where there is little memory |
 //! | `torn` | what a kill between two stores leaves behind |
 //! | `process` | a process that may be killed |
 //! | `fenced` | nodes that are lost and go on living for a while |
@@ -42,6 +43,7 @@
 mod carrier;
 mod fenced;
 mod losses;
+mod memory;
 mod network;
 mod node;
 mod process;
@@ -57,6 +59,7 @@ use super::random::Random;
 use super::{EventCounts, Violation, require};
 use carrier::CarriedFrames;
 use losses::{ImageNotice, KeptImage, NodeLosses};
+use memory::{UnreadBytes, check_memory};
 use network::{Network, Transport, TransportName};
 use node::SimulatedNode;
 use process::{Chance, LoggedProcess, LoggedTask, ProcessImage, ReceivedMessage, StepEnd};
@@ -129,6 +132,8 @@ struct LoggedRank {
     kept_images: Vec<KeptImage>,
     /// How often it has moved to another node.
     moves: u32,
+    /// What readers of its logs did not have at most.
+    most_unread: UnreadBytes,
     /// What the keeper knows: deliveries, and polls.
     kept: (Vec<u8>, u64),
 }
@@ -230,6 +235,7 @@ impl LogWorld {
             has_released: false,
             kept_images: Vec::new(),
             moves: 0,
+            most_unread: UnreadBytes::new(),
             kept: (Vec::new(), 0),
         };
         let ranks: Vec<LoggedRank> = (0..count).map(rank).collect();
@@ -451,7 +457,9 @@ impl LogWorld {
             return Ok(());
         }
         progress?;
-        if process.logs.take_discard_notice().is_some() {
+        let has_discarded = process.logs.take_discard_notice().is_some();
+        check_memory(self, rank)?;
+        if has_discarded {
             self.counts.count("logs discarded");
         }
         if self.random.below(1_000) < self.rates.replaced_transports {
