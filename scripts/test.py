@@ -329,7 +329,7 @@ SYSTEM = [
     Driver("interrupted", "kills within one system call while another rank acts on the file", ("--only", "^(append|claim-removal|exclusive|long-append|open|truncate|write), answered")),
     Driver("random_files", "random file programs whose ranks are killed", (), ("--runs", "12000"), 1500, 5400, again=False),
     Driver("punish", "minutes of killing ranks at random, in one cluster and over two", ("--minutes", "0.3"), (), 900, 900, again=False),
-    Driver("suite", "the mpi4py suite, module by module, with a rank killed in each", SAMPLE, (), 300, 3600),
+    Driver("suite", "the mpi4py suite, module by module, with a rank killed in each", SAMPLE, (), 360, 7200),
     Driver("unrecorded", "killed ranks that print or send what nobody records, or have threads"),
     Driver("interfaces", "interfaces that lead nowhere"),
 ]

@@ -120,13 +120,15 @@ SAMPLES = {
         "who reads more of its own scratch file than a record holds, from images",
     ],
     # One-sided operations (whose messages have bytes of the stack that nobody has set), messages,
-    # collectives, files, spawns.
+    # collectives, files, spawns; files and messages again with logs of relays.
     "suite": [
         "test_rma_nb, one node",
         "test_p2p_buf, two clusters",
         "test_cco_nb_vec, two clusters",
         "test_file, one node",
         "test_spawn, one node",
+        "test_file, one node, logs of relays",
+        "test_p2p_obj, two clusters, logs of relays",
     ],
     # Each program once, from the start and from checkpoints, one cluster and two, and both kinds of
     # bad networks.

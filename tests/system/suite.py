@@ -3,8 +3,15 @@
 those of an undisturbed run.
 
 What enters: the suite of `make wheels`, module by module, each in a job of its own, on one node and
-over two clusters. What leaves: exit code 0 if each job ends with the same outcomes as without a
-kill, or says why the killed rank cannot be restarted; the latter are counted at the end.
+over two clusters, with logs of the senders, as by default, and of relays. What leaves: exit code 0 if
+each job ends with the same outcomes as without a kill, or says why the killed rank cannot be restarted;
+the latter are counted at the end. All modules run under `--recover`; of these a killed rank may not
+come back:
+
+| module | why |
+|---|---|
+| test_dynproc | binds and connects sockets, which are not recorded |
+| test_threads, test_util_pool | several threads, whose order differs, so the main thread reads clocks at other points |
 """
 
 import random
@@ -23,11 +30,20 @@ sys.path.insert(0, str(common.ROOT / "tests"))
 import mpi4py_suite  # noqa: E402
 from support import paths, process  # noqa: E402
 
-RANKS, LIMIT_S = 2, 120.0
-PLACES = {"one node": [], "two clusters": recovery.TWO_CLUSTERS}
+# On a machine with a load of four for each core the slowest module (test_io, logs of relays) takes 90 s,
+# and more than 120 s with a kill.
+RANKS, LIMIT_S = 2, 300.0
+PLACES = {
+    "one node": [],
+    "two clusters": recovery.TWO_CLUSTERS,
+    "one node, logs of relays": recovery.RELAY,
+    "two clusters, logs of relays": [*recovery.TWO_CLUSTERS, *recovery.RELAY],
+}
 # The latest moment of a kill: after this part of the lines in the records of all ranks, and then
 # this part of the time of a test. Lines, not seconds: the same module can take 8 s or 20 s.
 LATEST_LINE, LATEST_IN_TEST = 0.7, 0.3
+# A module that takes some milliseconds may be over before its kill. Then it is run again.
+ATTEMPTS = 3
 # Largest part of the modules whose killed rank may be refused.
 REFUSED_MAX = 0.1
 
@@ -45,6 +61,7 @@ def main() -> int:
     if not paths.SUITE.exists():
         print(f"skipped: {paths.SUITE} is not there (make wheels)")
         return common.SKIPPED
+    common.quiet_environment()
     process.adopt_orphans()
     checks = common.Checks(options)
     tests = mpi4py_suite.unfold(mpi4py_suite.baseline_file("mpich", RANKS).read_text().splitlines())
@@ -71,10 +88,13 @@ def check(checks, options, tests: list[str], name: str, words: list[str]) -> boo
         line=1 + chance.randrange(max(1, int(LATEST_LINE * lines))),
         delay=chance.uniform(0.0, LATEST_IN_TEST * seconds / len(tests)),
     )
-    found, output, _, _ = run(options, tests, words, kill)
-    restarts = output.count(": restarted")
-    why = re.search(r"cannot be restarted: .*|this process cannot go on: .*", output)
-    differ = sorted(test for test in wanted.keys() | found.keys() if wanted.get(test) != found.get(test))
+    for _ in range(ATTEMPTS):
+        found, output, _, _ = run(options, tests, words, kill)
+        restarts = output.count(": restarted")
+        why = re.search(r"cannot be restarted: .*|this process cannot go on: .*", output)
+        differ = sorted(test for test in wanted.keys() | found.keys() if wanted.get(test) != found.get(test))
+        if restarts or why or differ:
+            break
     is_refused = bool(why) and "ends" not in found
     moment = f"rank {kill.rank} killed {kill.delay:.2f} s after line {kill.line} of {lines}"
     measured = f"{len(wanted) - 1} tests in {seconds:.2f} s, {moment}, {restarts} restarts"
@@ -82,7 +102,7 @@ def check(checks, options, tests: list[str], name: str, words: list[str]) -> boo
         measured += f"; refused: {why[0]}"
     elif differ:
         measured += f"; other outcomes of {', '.join(differ[:5])}"
-    has_end = "ends" in wanted and seconds > 0
+    has_end = "ends" in wanted and lines > 0
     checks.check(name, has_end and (is_refused or not differ and restarts == 1), measured, output)
     return is_refused
 
