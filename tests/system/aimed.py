@@ -2,7 +2,8 @@
 """Ranks are killed at chosen points of a job under `landbridge run --recover`, or for want of memory.
 
 Points: as a rank starts, at the first contact of two ranks, in the middle of a frame that it appends
-to a log, within MPI_Finalize, as it is restored from a checkpoint, while another rank is stopped.
+to a log, within MPI_Finalize, as it is restored from a checkpoint, while another rank is stopped, while
+a rank puts into the memory of one that calls no MPI (programs/puts_to_sleeper.c).
 The program (programs/phases.c) goes through these phases slowly. Kills at a system call are exact
 (programs/kill_at_call.c), those in a log as well (programs/kill_in_logs.c); others are a function of
 `--seed`. The output must be that of an undisturbed run. Where memory or a disk ends, the job either
@@ -24,6 +25,7 @@ from pathlib import Path
 
 import checkpoint
 import common
+import network
 import recovery
 from support import control_group, paths, process
 
@@ -45,6 +47,14 @@ RESTORE_WAIT_S = 5.0
 # Numbers of system calls, x86-64.
 CLOSE, MMAP, MUNMAP, MADVISE, SENDTO, RECVFROM, EXIT_GROUP, EPOLL_CTL = 3, 9, 11, 28, 44, 45, 231, 233
 MIB = 1 << 20
+# Pieces that are put, the bytes of each, pieces between two flushes, and the milliseconds for which the
+# target calls no MPI: 512 MiB in all.
+PUTS, PUT_BYTES, FLUSH, SLEEP_MS = 128, 4 * MIB, 16, 3000
+# Memory of each node for logs: less than is put, and more than is put for each of its ranks.
+LITTLE, MUCH = 64, 3072
+# Largest logs of a node while the target sleeps. 16 MiB may be under way to a peer; 18 MiB are measured.
+UNDER_WAY_MAX = 24 * MIB
+LOOK = "look"
 
 
 def main() -> int:
@@ -67,6 +77,7 @@ def main() -> int:
         within_appends(options, checks)
         within_restores(options, checks)
         stopped(options, checks)
+        puts(options, checks)
         without_memory(options, checks)
         on_full_disks(options, checks)
     return checks.end()
@@ -75,7 +86,7 @@ def main() -> int:
 def build(options) -> None:
     root = options.venvs / "mpich"
     mpi = [f"-I{root}/include", f"-L{root}/lib", "-lmpi", f"-Wl,-rpath,{root}/lib"]
-    for name, libraries in (("phases", mpi), ("kill_at_call", []), ("kill_in_logs", [])):
+    for name, libraries in (("phases", mpi), ("puts_to_sleeper", mpi), ("kill_at_call", []), ("kill_in_logs", [])):
         subprocess.run(["gcc", "-O2", str(common.PROGRAMS / f"{name}.c"), "-o", str(options.programs / name), *libraries], check=True)
 
 
@@ -252,6 +263,80 @@ def signalled(rank: int, number: int) -> bool:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
     return bool(pids)
+
+
+def puts(options, checks) -> None:
+    """Rank 0 puts far more than may be under way into the window of rank 1, which calls no MPI for some
+    seconds. Meanwhile either is killed, or neither and there is little memory for logs. The content of
+    the window is right, and the logs of no node exceed what may be under way, and their memory."""
+    halfway = f"rank 0 has put {PUTS // 2}\n"
+    # The next incarnation of rank 1 sleeps as long, and is looked at, too.
+    cases = {
+        "": (LITTLE, lambda: []),
+        ", who is killed": (MUCH, lambda: [(0.0, 1), (1.5, LOOK)]),
+        ", by one who is killed, and again after the sleep": (MUCH, lambda: [(0.0, 0), (recovery.after_output(halfway), 0)]),
+    }
+    for place, nodes in (("", 1), (", two nodes over TCP", 2)):
+        for what, (memory, kills_of) in cases.items():
+            name = f"puts into the memory of one who calls no MPI{what}{place}"
+            if not checks.wants(name):
+                continue
+            if nodes == 2 and (why_not := network.no_lab(options)):
+                print(f"skipped: {name}: no lab can be built here: {why_not}")
+                continue
+            within = network.lab_run(options, f"aimed-{os.getpid()}") if nodes == 2 else []
+            words = ["--set", f"recover_memory={memory}MiB", "--set", "log=info", *(["--ranks-per-node", "1"] if nodes == 2 else [])]
+            check_puts(checks, name, nodes, memory, kills_of(), words, within)
+
+
+def check_puts(checks, name: str, nodes: int, memory: int, kills: list, words: list[str], within: list[str]) -> None:
+    """Checks a job of `puts`. The logs are looked at in the sleep, before the kill, and after each flush
+    that follows."""
+    asleep: list[int] = []
+    later: list[int] = []
+    woke: list[bool] = []
+
+    def in_the_sleep(output: str) -> bool:
+        is_met = begun(output)
+        woke.extend(["rank 1 wakes" in output] if is_met else [])
+        return is_met
+
+    begun = recovery.after_output("rank 1 sleeps", 1.0)
+    counts = range(FLUSH, PUTS + 1, FLUSH)
+    looks = [] if kills else [(recovery.after_output(f"rank 0 has put {count}\n"), lambda: noted(later)) for count in counts]
+    look = lambda: noted(asleep)  # noqa: E731
+    events = [(in_the_sleep, look), *((moment, look if what == LOOK else what) for moment, what in kills), *looks]
+    program = [str(checks.options.programs / "puts_to_sleeper"), *map(str, (PUTS, PUT_BYTES, FLUSH, SLEEP_MS))]
+    code, lines, output = recovery.job(checks.options, program, events, *words, within=within)
+    wanted = ["rank 1 sleeps", "rank 1 wakes", "rank 0 has put all", f"rank 1 found: {PUTS} right pieces"]
+    is_right = sorted(lines) == sorted([*wanted, *(f"rank 0 has put {count}" for count in counts)])
+    # Something is under way, and the log is full exactly where it is meant to be.
+    is_bounded = MIB < max(asleep, default=0) <= UNDER_WAY_MAX and max(later, default=0) <= memory * MIB
+    is_full = "memory for message logs is full" in output
+    is_by_tcp = re.search(r"Info: rank [01] .*: tcp [\d.]+ to [\d.]+: \d{8,} bytes sent", output) is not None
+    is_met = woke == [False] and is_full == (memory == LITTLE) and is_by_tcp == (nodes == 2)
+    starts = len(re.findall(r"^landbridge: rank \d+ was killed by .*: restarted", output, re.M))
+    is_hit = starts == sum(what != LOOK for _, what in kills)
+    measured = f"exit code {code}, {'the right' if is_right else 'other'} content and output, {starts} restarts"
+    measured += f", logs of a node: {max(asleep, default=0) / MIB:.0f} MiB in the sleep"
+    measured += f", {max(later) / MIB:.0f} MiB later" if later else ""
+    measured += "" if is_met else f"; not as meant: awake {woke}, full {is_full}, by TCP {is_by_tcp}"
+    checks.check(name, code == 0 and is_right and is_bounded and is_met and is_hit, measured, output)
+
+
+def noted(sizes: list[int]) -> bool:
+    """Adds the memory that the logs of each node of this driver's job take now."""
+    found = {}
+    for pid in process.descendants():
+        with contextlib.suppress(OSError):
+            for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+                # Descriptors come and go.
+                with contextlib.suppress(FileNotFoundError):
+                    if os.readlink(descriptor).startswith("/memfd:landbridge-logs"):
+                        file = descriptor.stat()
+                        found[file.st_dev, file.st_ino] = file.st_blocks * 512
+    sizes += found.values()
+    return True
 
 
 def without_memory(options, checks) -> None:

@@ -108,6 +108,8 @@ SAMPLES = {
         "at a first contact, mmap exit",
         "in MPI_Finalize, munmap exit",
         "in MPI_Finalize, two clusters, sendto exit",
+        "puts into the memory of one who calls no MPI, by one who is killed, and again after the sleep",
+        "puts into the memory of one who calls no MPI, two nodes over TCP",
         "killed by the kernel for want of memory",
         "logs on a full disk",
         "logs on a full disk that others fill, logs of relays",
