@@ -2,7 +2,8 @@
 """A rank is killed with SIGKILL in the middle of a job: the job ends and leaves nothing behind.
 
 The other ranks end, and a message names the cause. Or a rank calls _exit(0) before a barrier: the
-message names that rank, and not the rank that notices."""
+message names that rank, and not the rank that notices. Or a relay is killed under `--recover`, which
+restarts no relay: the message names the relay."""
 
 import contextlib
 import os
@@ -46,6 +47,9 @@ def main() -> int:
         command = [*own, "--alone"]
         kill(checks, f"mpiexec that sleeps, {path}", command, alone | more, False, is_asleep=True)
     forgotten(checks, two)
+    for logs in ("sender", "relay"):
+        words = ["--clusters", "2", "--recover", "--set", f"recover_log={logs}"]
+        relay_killed(checks, f"a relay is killed, recover_log={logs}", [*common.landbridge_run(options, RANKS, *words), *program])
     local = ["--set", "local=library"]
     for library, places in (("mpich", []), ("mpich", ["--clusters", "2"]), ("mpich", local), ("impi", [])):
         quits(checks, options, library, places)
@@ -102,6 +106,34 @@ def forgotten(checks, command) -> None:
     more = sorted(shared_files() & left)
     measured = f"{len(left)} files left, after the next job (exit code {code}) {len(more)}"
     checks.check(f"{name}: the next job removes what they have left", bool(left) and not more, measured, output)
+
+
+def relay_killed(checks, name, command) -> None:
+    """The relay of a cluster is killed in a job whose ranks would be restarted: the job ends with an
+    error, and restarts no rank."""
+    if not checks.wants(name):
+        return
+    files, sockets = shared_files(), socket_names()
+    job = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
+    os.set_blocking(job.stdout.fileno(), False)
+    output = bytearray()
+    try:
+        is_started = find_ranks(job, output) is not None
+        relays = [pid for pid in process.descendants() if command_line(pid).split(b"\0")[0].endswith(b"landbridge-relay")]
+        if is_started and relays:
+            os.kill(relays[-1], signal.SIGKILL)
+        seconds = wait_for_end(job, output)
+        wait_until_alone()
+    finally:
+        left = process.end_descendants()
+    text = output.decode(errors="replace")
+    measured = f"{len(relays)} relays, {'does not end' if seconds is None else f'after {seconds:.2f} s with {job.returncode}'}"
+    checks.check(f"{name}: ends", len(relays) == 2 and seconds is not None and job.returncode not in (0, None), measured, text)
+    causes = [line for line in text.splitlines() if re.search(r"the relay of cluster \S+ was killed by signal 9 \(SIGKILL\)", line)]
+    restarts = text.count(": restarted")
+    checks.check(f"{name}: says why", bool(causes) and not restarts, f"{causes[0] if causes else 'nothing'}, {restarts} restarts", text)
+    checks.check(f"{name}: no process is left", not left, f"{len(left)} left")
+    leftovers(checks, name, files, sockets, is_ours=True)
 
 
 def command_line(pid: int) -> bytes:
