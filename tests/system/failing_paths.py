@@ -4,10 +4,10 @@ an undisturbed run.
 
 What enters: labs/two-rails.toml, a program whose messages depend on all that came before
 (programs/long_ring.py), and logs of the senders, as by default. UDP and TCP, loss, corruption,
-reordering, rails that go down and come back, cables that are out while a rank replays, and
-incarnations of a rank that have other paths than the one before. What leaves: exit code 0 if each job
-prints what an undisturbed one prints, and its paths have met what the case says: a case whose fault
-did not happen fails. Cases without `--recover` are in network.py.
+reordering, rails that go down and come back, cables and a wide-area link that are out while ranks
+replay, and incarnations of a rank that have other paths than the one before. What leaves: exit code
+0 if each job prints what an undisturbed one prints, and its paths have met what the case says: a case
+whose fault did not happen fails. Cases without `--recover` are in network.py.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from pathlib import Path
 
 import common
 import network
-from recovery import kill_rank
+from recovery import RELAY, kill_rank
 from support import process
 
 LIMIT_S = 120.0
@@ -129,6 +129,7 @@ def every_case() -> list[Case]:
             verdict = by_paths(kind, counted)
             cases.append(Case(f"{fault} over {kind.upper()}", [*on_rails(change), *KILLS], verdict, words))
         cases += [a_rail_comes_back(kind, words), both_rails(kind, words), cable_out(kind, words), other_paths(kind, words)]
+    cases += [wide_area_link_out(by, words) for by, words in (("the senders", []), ("relays", RELAY))]
     return [*cases, unchecked(), two_clusters()]
 
 
@@ -190,17 +191,32 @@ def cable_out(kind: str, words: list[str]) -> Case:
     cables = ("near-2-LAN0", "near-2-LAN1")
     steps = [(1.0, f"link {cables[0]} --down"), (0.0, f"link {cables[1]} --down"), (0.3, LOOK), (0.1, 1), (0.2, 0)]
     steps += [(0.0, REPLAYED), (1.0, LOOK), (0.0, f"link {cables[0]} --up"), (0.0, f"link {cables[1]} --up")]
+    return Case(f"a cable that is out while ranks replay over {kind.upper()}", steps, lambda looks, output: unmoved_replays(looks), words)
+
+
+def wide_area_link_out(by: str, words: list[str]) -> Case:
+    """Nothing passes between the clusters while a rank of each is killed and replays what it has
+    received from the other one: what has arrived is logged in the receiver's cluster, on its node or
+    in its relay."""
+    steps = [(1.0, "link near-far --down"), (0.3, LOOK), (0.1, 0), (0.2, 2), (0.5, REPLAYED), (0.5, LOOK)]
+    steps += [(0.0, "link near-far --up")]
 
     def verdict(looks: list[Look], output: str) -> list[str]:
-        first, last = looks
-        replays = last.printed.count("the replay is over")
-        wrong = [] if replays == 2 else [f"{replays} replays are over while the cable is out"]
-        turns = [len(re.findall(r"^rank \d turn", look.printed, re.M)) for look in looks]
-        wrong += [] if turns[0] == turns[1] else [f"lines while the cable is out: {turns}"]
-        wrong += [] if last.count("cut") > first.count("cut") else ["no packet is cut"]
-        return wrong
+        wrong = unmoved_replays(looks)
+        return wrong if looks[0].sum("relay", "bytes") else [*wrong, "nothing goes by the relays"]
 
-    return Case(f"a cable that is out while ranks replay over {kind.upper()}", steps, verdict, words)
+    return Case(f"wide-area link cut while ranks replay, logs of {by}", steps, verdict, words, ranks=4, turns=80, longest=200_000)
+
+
+def unmoved_replays(looks: list[Look]) -> list[str]:
+    """What is wrong unless both replays have ended between two looks, and the job could not go on
+    meanwhile."""
+    first, last = looks
+    replays = last.printed.count("the replay is over")
+    wrong = [] if replays == 2 else [f"{replays} replays are over while nothing passes"]
+    turns = [len(re.findall(r"^rank \d turn", look.printed, re.M)) for look in looks]
+    wrong += [] if turns[0] == turns[1] else [f"lines while nothing passes: {turns}"]
+    return wrong if last.count("cut") > first.count("cut") else [*wrong, "no packet is cut"]
 
 
 def other_paths(kind: str, words: list[str]) -> Case:
