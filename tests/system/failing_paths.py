@@ -26,6 +26,7 @@ from pathlib import Path
 
 import common
 import network
+import nodes
 from recovery import RELAY, kill_rank
 from support import process
 
@@ -35,8 +36,10 @@ UDP = ["--set", "udp=on"]
 RAILS = ("near-LAN0", "near-LAN1")
 # What a case does besides killing a rank (its number) and changing the lab: it looks at paths and
 # links; notes what was printed; waits until each rank has printed another line; waits until the
-# replays of all kills are over; waits until a rank was restarted.
+# replays of all kills are over; waits until a rank was restarted; stops or wakes an agent.
 LOOK, PRINTED, GO_ON, REPLAYED, RESTARTED = "look", "printed", "go on", "replayed", "restarted"
+# The agent that keeps determinants and records for ranks of other nodes is stopped, and goes on.
+KEEPER, KEEPER_STOPPED, KEEPER_WOKEN = "near-gw", "keeper stopped", "keeper woken"
 # Longest time that a step waits.
 PATIENCE_S = 40.0
 CORRUPT = "--corrupt 1% --repair-checksums true"
@@ -288,32 +291,63 @@ def long_messages(checks, options) -> None:
 
 
 def sends_in_the_log(checks, options) -> None:
-    """The node of the receiver cannot be reached by any path. Meanwhile the sender completes its sends,
-    as far as the receiver has given credit (longer ones wait for more), is killed and comes back."""
+    """A send is complete when it is in the log of its sender, as far as the receiver has given credit
+    (longer ones wait for more). It does not wait for the transport: no path between the two nodes works,
+    so that agents carry the messages by the launcher, and the sender is killed and comes back. Nor does
+    it wait for the keeper, without whose answer no message leaves a node that a spare one may replace."""
     cases = {
         "one and 200 messages of 1 KiB": (200, 1 << 10),
         "one and 50 messages of 16 KiB": (50, 16 << 10),
     }
     for what, (count, size) in cases.items():
-        name = f"sends are complete while the receiver's node is cut off, {what}"
-        if not checks.wants(name):
-            continue
-        if not shutil.which("gcc"):
-            print(f"skipped: {name}: there is no gcc")
-            continue
-        cables = ("near-2-LAN0", "near-2-LAN1")
-        steps = [(0.1, f"link {cable} --down") for cable in cables] + [(1.8, 0), (0.0, RESTARTED), (0.2, PRINTED)]
-        steps += [(0.0, f"link {cable} --up") for cable in cables]
-        with tempfile.TemporaryDirectory() as folder:
-            program = [build(options, Path(folder)), str(count), str(size), "700"]
-            code, output, looks = job(options, program, steps, [], 2)
-        sent, answered = ([int(value) for value in common.values(output, key)] for key in ("sent after ms", "answered after ms"))
-        is_early = len(sent) == 1 and sent[0] < 1000 and bool(looks) and "sent after ms" in looks[0].printed
-        # The program sleeps for two seconds; meanwhile agents carry what it has sent.
-        is_late = len(answered) == 1 and answered[0] > 1900
-        is_right = common.values(output, "right messages") == [str(count + 1)] and restarts_in(output) == 1
-        measured = f"exit code {code}, sent after {sent} ms, answered after {answered} ms, {restarts_in(output)} restarts, {len(looks)} looks"
-        checks.check(name, code == 0 and is_early and is_late and is_right, measured, output)
+        for waited_for, check_sends in (("transport", without_transport), ("keeper", without_keeper)):
+            name = f"a send does not wait for the {waited_for}, {what}"
+            if not checks.wants(name):
+                continue
+            if not shutil.which("gcc"):
+                print(f"skipped: {name}: there is no gcc")
+                continue
+            check_sends(checks, options, name, count, size)
+
+
+def without_transport(checks, options, name: str, count: int, size: int) -> None:
+    cables = ("near-2-LAN0", "near-2-LAN1")
+    steps = [(0.1, f"link {cable} --down") for cable in cables] + [(1.8, 0), (0.0, RESTARTED), (0.2, PRINTED)]
+    steps += [(0.0, f"link {cable} --up") for cable in cables]
+    code, output, looks = sends(options, count, size, 700, steps, [])
+    sent, answered = sent_and_answered(output)
+    is_early = len(sent) == 1 and sent[0] < 1000 and bool(looks) and "sent after ms" in looks[0].printed
+    # The program sleeps for two seconds; meanwhile agents carry what it has sent.
+    is_late = len(answered) == 1 and answered[0] > 1900
+    is_right = common.values(output, "right messages") == [str(count + 1)] and restarts_in(output) == 1
+    measured = f"exit code {code}, sent after {sent} ms, answered after {answered} ms, {restarts_in(output)} restarts, {len(looks)} looks"
+    checks.check(name, code == 0 and is_early and is_late and is_right, measured, output)
+
+
+def without_keeper(checks, options, name: str, count: int, size: int) -> None:
+    """The program begins to send 1.5 s after its first line, and would be answered 2 s later. The keeper
+    wakes 5 s after that line, and passes no line on meanwhile: the program itself takes the times."""
+    steps = [(0.1, KEEPER_STOPPED), (4.9, KEEPER_WOKEN)]
+    with tempfile.TemporaryDirectory() as folder:
+        lab_file = Path(folder) / "three-hosts.toml"
+        lab_file.write_text(network.LAB_FILE.read_text().replace("hosts = 2", "hosts = 3", 1))
+        code, output, _ = sends(options, count, size, 1500, steps, nodes.SPARE, lab_file)
+    sent, answered = sent_and_answered(output)
+    is_early, is_late = len(sent) == 1 and sent[0] < 1000, len(answered) == 1 and answered[0] > 3400
+    is_right = common.values(output, "right messages") == [str(count + 1)]
+    measured = f"exit code {code}, sent after {sent} ms, answered after {answered} ms"
+    checks.check(name, code == 0 and is_early and is_late and is_right, measured, output)
+
+
+def sends(options, count: int, size: int, wait_ms: int, steps: Steps, words: list[str], lab_file: Path = network.LAB_FILE):
+    """Runs a job of programs/sends_meanwhile.c."""
+    with tempfile.TemporaryDirectory() as folder:
+        program = [build(options, Path(folder)), str(count), str(size), str(wait_ms)]
+        return job(options, program, steps, words, 2, lab_file=lab_file)
+
+
+def sent_and_answered(output: str) -> list[list[int]]:
+    return [[int(value) for value in common.values(output, key)] for key in ("sent after ms", "answered after ms")]
 
 
 def build(options, folder: Path) -> str:
@@ -332,11 +366,11 @@ def lines_of(output: str) -> list[str]:
     return re.findall(r"^rank \d+ (?:turn|ends).*$", output, re.M)
 
 
-def job(options, program: list[str], steps: Steps, words: list[str], ranks: int, first: str = "turn 0:"):
+def job(options, program: list[str], steps: Steps, words: list[str], ranks: int, first: str = "turn 0:", lab_file: Path = network.LAB_FILE):
     """Runs a job with a rank on each of the first hosts: exit code, output and looks."""
     lab, looks = f"paths-{os.getpid()}", []
     words = ["--recover", "--ranks-per-node", "1", "--timeout", f"{LIMIT_S:.0f}", "--set", "log=info", *SENDER, *words]
-    command = [*network.lab_run(options, lab), *common.landbridge_run(options, ranks, *words), *program]
+    command = [*network.lab_run(options, lab, lab_file), *common.landbridge_run(options, ranks, *words), *program]
     started = network.Job(command, {})
     try:
         is_met = started.wait_for(first, LIMIT_S)
@@ -362,6 +396,9 @@ def take(options, started, lab: str, what: int | str, ranks: int, looks: list[Lo
         return wait_until(started, lambda: printed_by(started).count("the replay is over") >= restarts_in(printed_by(started)) > 0)
     if what == RESTARTED:
         return wait_until(started, lambda: restarts_in(printed_by(started)) > 0)
+    if what in (KEEPER_STOPPED, KEEPER_WOKEN):
+        nodes.signal_agent(nodes.STOPPED if what == KEEPER_STOPPED else nodes.WOKEN, KEEPER)
+        return True
     if what == PRINTED:
         looks.append(Look(printed_by(started), {}, [], {}))
         return True

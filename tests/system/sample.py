@@ -71,13 +71,14 @@ SAMPLES = {
         "logs of relays, a node is lost, and its ranks are killed on the next one",
         "logs of relays, a node is lost, who takes whatever comes, and the next one",
     ],
-    # UDP with a fault, a change of paths between incarnations, long messages, and sends to a node that
-    # cannot be reached.
+    # UDP with a fault, a change of paths between incarnations, long messages, and sends whose
+    # messages stay on their node meanwhile.
     "failing_paths": [
         "duplication over UDP",
         "a cable that is out while ranks replay over TCP",
         "messages that use up all credit over TCP",
-        "sends are complete while the receiver's node is cut off, one and 200 messages of 1 KiB",
+        "a send does not wait for the transport, one and 200 messages of 1 KiB",
+        "a send does not wait for the keeper, one and 200 messages of 1 KiB",
     ],
     # Restores from checkpoints on the same node, over clusters, on a spare node with a shared
     # folder and with a store; corrupt checkpoints.

@@ -1,4 +1,4 @@
-/* Rank 0 sends to rank 1 while nothing reaches the node of rank 1: `COUNT BYTES WAIT_MS`.
+/* Rank 0 sends to rank 1 while its messages do not leave its node: `COUNT BYTES WAIT_MS`.
  *
  * Rank 0 prints `ready`, waits for WAIT_MS milliseconds, and sends one message with MPI_Send and COUNT
  * with MPI_Isend and MPI_Waitall. It prints how long that took. Then it does nothing for two seconds,
