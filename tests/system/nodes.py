@@ -49,6 +49,8 @@ SPARE_CASES = {
     "a node is lost": (SPARE, [(1.0, KILLED)]),
     "a node is lost, as its ranks come back": (SPARE, [(1.0, 0), (1.1, 1), (1.4, KILLED)]),
     "a node is lost, and its ranks are killed on the next one": (SPARE, [(1.0, KILLED), (1.5, 0), (2.2, 1)]),
+    "a node is lost, and at once a rank of another node is killed": (SPARE, [(1.0, KILLED), (1.0, 2)]),
+    "a rank is killed, and at once another node is lost": (SPARE, [(1.0, 2), (1.0, KILLED)]),
     "a node falls silent": ([*SPARE, "--set", "peer_timeout=20s"], [(1.0, STOPPED)]),
 }
 # Programs that behave differently on the next node unless their reads and their last deliveries are
@@ -59,6 +61,8 @@ LOST = "a node is lost, "
 # host as well.
 ONCE, IN_TURN = [("north-1", KILLED)], [("north-1", KILLED), ("north-3", KILLED)]
 BOTH = [("north-1", KILLED), ("north-2", KILLED)]
+# At the same moment: a host, and a rank of the second one.
+AND_A_RANK = [("north-1", KILLED), 2]
 # With this delay a step takes about the same time on an idle machine as on most others.
 SLOW_LAN = 'lan = { delay = "2 ms" }\n'
 # Without the length 0, at which some patterns do nothing.
@@ -222,17 +226,21 @@ def replicated_nondeterminism(checks, options, ring) -> None:
     taker = [*ring[:2], "--any", "--rounds", "150"]
     rows = [("who draws from clocks and random numbers", drawer, drew_once), ("who takes whatever comes", taker, took_once)]
     for what, program, is_right in rows:
-        kinds = (("", ONCE), (", and the next one", IN_TURN), (", and a second one", BOTH))
+        kinds = (("", ONCE), (", and the next one", IN_TURN), (", and a second one", BOTH), (", and at once a rank of another one", AND_A_RANK))
         for (how, losses), (logs, words) in itertools.product(kinds, (("", []), (RELAYS, RELAY))):
             name = logs + LOST + what + how
             if not checks.wants(name):
                 continue
             events = [(1.0 + 1.5 * place + chance.uniform(0, 0.9), loss) for place, loss in enumerate(losses)]
+            if losses is AND_A_RANK:
+                events = [(events[0][0], loss) for loss in losses]
             first = "now 1 0" if program is drawer else ""
             with tempfile.TemporaryDirectory() as scratch:
                 code, _, output = lab_job(options, program, events, [*WIDE, *words], first, lab_file=wide_lab(Path(scratch)))
-            measured = f"exit code {code}, {'one' if is_right(output) else 'no one'} history, lost {output.count(' is lost (')}"
-            is_lost = output.count(" is lost (") == len(losses)
+            lost, starts = output.count(" is lost ("), output.count(" was killed by SIGKILL: restarted")
+            measured = f"exit code {code}, {'one' if is_right(output) else 'no one'} history, lost {lost}, {starts} restarts in place"
+            kills = sum(isinstance(loss, int) for loss in losses)
+            is_lost = (lost, starts) == (len(losses) - kills, kills)
             checks.check(name, code == 0 and is_right(output) and is_lost, measured, output)
 
 

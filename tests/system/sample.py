@@ -55,6 +55,7 @@ SAMPLES = {
         "a node is lost, and there is no other one",
         "a node is lost, who draws from clocks and random numbers, and the next one",
         "a node is lost, who takes whatever comes, and a second one",
+        "a node is lost, who takes whatever comes, and at once a rank of another one",
         "a node is lost, who prints its hostname",
         "a node is lost, who sends its hostname",
         "a node is lost, while a rank spawns",
