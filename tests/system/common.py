@@ -190,6 +190,8 @@ def quiet_environment() -> None:
     for name in list(os.environ):
         if name.startswith(("LANDBRIDGE_", "FI_", "PMI_", "MPIR_", "OMPI_", "I_MPI_")):
             del os.environ[name]
+    # With it `print` writes a line and its end apart, and a line of another rank may come between.
+    os.environ.pop("PYTHONUNBUFFERED", None)
     # The tests are about Landbridge's provider.
     os.environ["LANDBRIDGE_LOCAL"] = "own"
     for setting in SETTINGS:
