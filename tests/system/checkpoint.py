@@ -6,6 +6,8 @@ rank was restored. Needs CRIU (scripts/criu.py), and a kernel that supports it.
 """
 
 import contextlib
+import functools
+import itertools
 import os
 import random
 import re
@@ -31,6 +33,8 @@ EVERY_S = 1.0
 # Seconds after which each rank has a checkpoint, and soon another one.
 FIRST_S = recovery.START_S + 2 * EVERY_S
 KEPT = 2
+# Its images are taken after the spawn.
+BEHIND = "a rank had spawned before"
 # The launcher is not the parent of this topology's agent, which notices the launcher's end only by
 # the end of its input.
 ELSEWHERE = """
@@ -126,6 +130,8 @@ def main() -> int:
     logs_between_nodes(checks, options, [*program, "--rounds"])
     spare_node(checks, options, ring)
     other_programs(checks, options)
+    lost_by_chance(checks, options)
+    lost_apart_from_mpi(checks, options)
     lost_in_turn(checks, options)
     killed_during_dump(checks, options)
     corrupt_checkpoints(checks, options, ring)
@@ -587,6 +593,88 @@ def other_programs(checks, options) -> None:
         print(f"skipped: programs of others whose node is lost: {why_not}")
         return
     nodes.other_programs(checks, options, ["--checkpoint", "24h", "--set", f"criu={options.criu}", "--set", "log=info"])
+
+
+def lost_by_chance(checks, options) -> None:
+    """The node of ranks whose behaviour depends on clocks, random numbers or the order of arrival is
+    lost at a moment drawn from the seed, once each rank has an image, which all nodes can read."""
+    if not options.list and network.no_lab(options):
+        return
+    python = common.python(options)
+    drawer = [python, str(common.PROGRAMS / "chance.py"), "--rounds", "200"]
+    taker = [python, str(common.PROGRAMS / "ring.py"), "--any", "--rounds", "250"]
+    rows = [
+        ("who draws from clocks and random numbers", drawer, "now 1 0", nodes.drew_once),
+        ("who takes whatever comes", taker, "heard 0:", lambda output: nodes.took_once(output, 250)),
+    ]
+    for (what, program, first, is_right), (by, logs) in itertools.product(rows, (("", []), (nodes.RELAYS, recovery.RELAY))):
+        name = f"{by}{nodes.LOST}{what}, from images"
+        if not checks.wants(name):
+            continue
+        after_s = random.Random(f"{options.seed} {name}").uniform(0.1, 0.7)
+        events = [("", nodes.ask_for_images), *((f" of rank {rank} is there: ", lambda: None) for rank in range(RANKS))]
+        events += [("", functools.partial(time.sleep, after_s)), ("", nodes.KILLED)]
+        with tempfile.TemporaryDirectory() as scratch:
+            words = [*nodes.WIDE, *logs, *checkpoint_options(options, "24h"), "--set", f"checkpoint_dir={scratch}/images"]
+            lab_file = nodes.wide_lab(Path(scratch), nodes.SLOW_LAN)
+            code, _, output = nodes.lab_job(options, program, events, words, first, lab_file=lab_file)
+        moves, found = output.count(" is lost ("), restored_elsewhere(output)
+        measured = f"exit code {code}, {'one' if is_right(output) else 'no one'} history, lost {moves}, {found} from images"
+        checks.check(name, code == 0 and is_right(output) and (moves, found) == (1, 2), measured, output)
+
+
+def lost_apart_from_mpi(checks, options) -> None:
+    """A node is lost while its ranks call no MPI, when one of them has ended, or when one has spawned
+    processes. Before, all ranks meet until each has an image; or they meet after the spawn."""
+    if not options.list and network.no_lab(options):
+        return
+    silent = [f"rank {rank}: {what}" for rank in (0, 1) for what in ("300 messages", "waits")]
+    spawns = 2 * ["rank of a spawned group is there"] + ["rank 0 hears [7, 8]"]
+    spawns += [f"rank {rank} {what}" for rank in range(RANKS) for what in ("begins", "ends")]
+    # The program; what is printed before the node is lost, and how long before; what the job prints.
+    cases = {
+        "who receive from ranks that do nothing meanwhile": (["silent.py", "FOLDER"], "rank 0: waits", 0.0, silent),
+        "who send and then do nothing": (
+            ["sends_and_waits.py", "FOLDER"],
+            "rank 1: has sent",
+            0.0,
+            ["rank 1: has sent", "rank 3: 300 messages"],
+        ),
+        "one works on after MPI_Finalize": (["works_on.py", "1"], "rank 3: exchanged", 1.5, ["rank 0: 14850", "rank 3: exchanged"]),
+        # Rank 0 does nothing for 4 s then, and talks to the spawned processes after that.
+        "a rank has spawned since": (["spawns_late.py", "north-2", "0.5", "4"], "rank of a spawned group", 1.5, spawns),
+        BEHIND: (["spawns_late.py", "north-2", "0.5"], "rank 0 hears", 0.0, spawns),
+    }
+    for what, ((program, *rest), first, pause_s, wanted) in cases.items():
+        name = f"{nodes.LOST}{what}, from images"
+        if not checks.wants(name):
+            continue
+        with tempfile.TemporaryDirectory() as scratch:
+            go, images = Path(scratch) / "go", Path(scratch) / "images"
+            image = ("", functools.partial(take_images, images))
+            lose = [(first, functools.partial(time.sleep, pause_s)), ("", nodes.KILLED)]
+            events = [image, ("", go.touch), *lose] if what != BEHIND else [lose[0], image, lose[1], ("", go.touch)]
+            behind = ["--behind"] if what == BEHIND else []
+            rest = [scratch if word == "FOLDER" else word for word in rest]
+            command = [common.python(options), str(common.PROGRAMS / "meets.py"), *behind, str(go), str(common.PROGRAMS / program), *rest]
+            words = [*nodes.WIDE, *checkpoint_options(options, "24h"), "--set", f"checkpoint_dir={images}"]
+            lab_file = nodes.wide_lab(Path(scratch), nodes.SLOW_LAN)
+            code, lines, output = nodes.lab_job(options, command, events, words, "", lab_file=lab_file)
+        moves, found = output.count(" is lost ("), restored_elsewhere(output)
+        is_same = sorted(lines) == sorted(wanted)
+        measured = f"exit code {code}, {'the same' if is_same else 'other'} output, lost {moves}, {found} from images"
+        checks.check(name, code == 0 and is_same and (moves, found) == (1, 2), measured, output)
+
+
+def take_images(folder: Path) -> None:
+    """Requests an image of each rank, until all are there."""
+    nodes.wait_for_ranks(recovery.pids_of)
+    nodes.wait_for_ranks(lambda rank: any(folder.glob(f"*/rank-{rank}/[0-9]*")), nodes.ask_for_images)
+
+
+def restored_elsewhere(output: str) -> int:
+    """How many ranks of the first node were restored from images on a spare one."""
+    return len(re.findall(r"rank [01] is restored from checkpoint \d+ on north-[34]", output))
 
 
 def lost_in_turn(checks, options) -> None:

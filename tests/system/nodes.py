@@ -538,9 +538,9 @@ def drew_once(output: str) -> bool:
     return printed["now "] == printed["drew "] == printed["heard "] and len(set(printed["now "])) == len(printed["now "]) > 150
 
 
-def took_once(output: str) -> bool:
+def took_once(output: str, rounds: int = 150) -> bool:
     heard, printed = (sorted(re.findall(rf"^{word} (\d+: rank \d message \d+)$", output, re.M)) for word in ("heard", "place"))
-    return heard == printed and len(set(heard)) == 150 * (RANKS - 1) == len(heard)
+    return heard == printed and len(set(heard)) == rounds * (RANKS - 1) == len(heard)
 
 
 def wide_lab(folder: Path, lan: str = "") -> Path:
@@ -575,8 +575,8 @@ def signal_agent(what: str, host: str = "north-1") -> None:
 
 
 def lab_job(options, program, events, words=None, first="turn 0:", within=(), lab_file=LAB, limit_s=LIMIT_S):
-    """Runs a job in a lab. Events: seconds after the first line of output, and a rank to kill, a
-    change of the link, or a function to call.
+    """Runs a job in a lab. Events: seconds after the first line of output, or a text that is printed,
+    and then a rank to kill, a change of the link, or a function to call.
 
     With options for the launcher the ranks are where the lab places them, else on the gateways.
     `within`: a command prefix that runs the launcher."""
@@ -589,7 +589,8 @@ def lab_job(options, program, events, words=None, first="turn 0:", within=(), la
         is_met = started.wait_for(first, limit_s)
         started.started = time.monotonic()
         for at, what in events if is_met else []:
-            if not started.sleep_until(started.started + at):
+            is_time = started.wait_for(at, limit_s) if isinstance(at, str) else started.sleep_until(started.started + at)
+            if not is_time:
                 break
             if isinstance(what, int):
                 # The rank may be between two incarnations.

@@ -99,6 +99,7 @@ SAMPLES = {
         "a node is lost, and nobody else sees its images",
         "a node is lost, heat, two clusters, from images",
         "logs of relays, a node is lost, heat, from images",
+        "a node is lost, a rank had spawned before, from images",
         "nodes are lost in turn, wildcards and probes, from images",
         "who is killed as its image is taken",
         "the newest checkpoint is corrupt",
