@@ -1,6 +1,6 @@
 /* Ping-pong of two ranks that log what they send, as the paper on sender-based logging does it: beside the transport, by a copy into a store.
  *
- * Usage: payload_log STORE COPY [BYTES_MAX [FOLDER]]
+ * Usage: payload_log STORE COPY [BYTES_MAX [FOLDER [PROFILE]]]
  *
  * STORE  none    nothing is logged
  *        dummy   each message is copied over the one before: the cost of the copy alone
@@ -10,7 +10,9 @@
  * COPY   pack    the whole message is copied, then sent
  *        pieces  each 64 KiB of it is copied and sent, at most four at a time
  *        thread  another thread copies the message while it is sent; the call ends when both have
- *        hybrid  for each size the fastest of the three, measured at the start
+ *        hybrid  for each size the fastest of the three, measured at the start; with PROFILE, measured as often as the result, and rank 0
+ *                writes into that file which it takes
+ *        profile for each size what the file PROFILE says, which another run has written
  *
  * Rank 0 prints `BYTES MICROSECONDS COPY` for each power of two up to BYTES_MAX (default 8 MiB): one way, the best of three trials. Both
  * ranks log. Each received message is checked, and so is what the store holds of the last one.
@@ -258,13 +260,40 @@ static double best_of(way send, char *out, char *in, long bytes, int trials)
     return best;
 }
 
-static int fastest(char *out, char *in, long bytes)
+static int fastest(char *out, char *in, long bytes, int trials)
 {
     double took[3];
     int found = 0;
     for (int number = 0; number < 3; number++) {
-        took[number] = best_of(ways[number].send, out, in, bytes, 1);
+        took[number] = best_of(ways[number].send, out, in, bytes, trials);
         found = took[number] < took[found] ? number : found;
+    }
+    return found;
+}
+
+/* The number of a copy method; -1: there is none of this name. */
+static int numbered(const char *name)
+{
+    for (int number = 0; number < 3; number++)
+        if (!strcmp(name, ways[number].name))
+            return number;
+    return -1;
+}
+
+/* Of a profile, which has lines `BYTES COPY` by size: the copy method of the largest size that is not above this one. */
+static int profiled(const char *profile, long bytes)
+{
+    char copy[16];
+    long size;
+    int found = -1;
+    FILE *lines = fopen(profile, "r");
+    must(lines != NULL, profile);
+    while (fscanf(lines, "%ld %15s", &size, copy) == 2)
+        found = size <= bytes ? numbered(copy) : found;
+    fclose(lines);
+    if (found < 0) {
+        fprintf(stderr, "%s names no copy method for messages of %ld bytes\n", profile, bytes);
+        MPI_Abort(MPI_COMM_WORLD, 1);
     }
     return found;
 }
@@ -288,25 +317,33 @@ int main(int argc, char **argv)
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     const char *store = argc > 2 ? argv[1] : "", *copy = argc > 2 ? argv[2] : "";
     long most = argc > 3 ? atol(argv[3]) : 8l << 20;
-    int is_logged = strcmp(store, "none") != 0, is_hybrid = !strcmp(copy, "hybrid"), chosen = -1;
+    const char *profile = argc > 5 ? argv[5] : NULL;
+    int is_logged = strcmp(store, "none") != 0, is_hybrid = !strcmp(copy, "hybrid"), is_read = !strcmp(copy, "profile");
+    int chosen = numbered(copy);
     choose_store(store, argc > 4 ? argv[4] : "/var/tmp");
-    for (int number = 0; number < 3; number++)
-        chosen = strcmp(copy, ways[number].name) ? chosen : number;
-    if ((is_logged && !room) || (is_logged && chosen < 0 && !is_hybrid) || most < 1 || most > WINDOW) {
-        fprintf(stderr, "usage: payload_log none|dummy|heap|file|shared pack|pieces|thread|hybrid [BYTES_MAX [FOLDER]]\n");
+    int is_known = room && (chosen >= 0 || is_hybrid || (is_read && profile));
+    if ((is_logged && !is_known) || most < 1 || most > WINDOW) {
+        fprintf(stderr, "usage: payload_log none|dummy|heap|file|shared pack|pieces|thread|hybrid|profile [BYTES_MAX [FOLDER [PROFILE]]]\n");
         MPI_Abort(MPI_COMM_WORLD, 2);
     }
+    FILE *written = !rank && is_hybrid && profile ? fopen(profile, "w") : NULL;
+    must(written || rank || !is_hybrid || !profile, "the profile");
     char *out = malloc((size_t)most), *in = malloc((size_t)most);
     must(out && in, "malloc");
     memset(out, rank, (size_t)most);
     memset(in, rank, (size_t)most);
     for (long bytes = 1; bytes <= most; bytes *= 2) {
         if (is_logged && is_hybrid)
-            chosen = fastest(out, in, bytes);
+            chosen = fastest(out, in, bytes, profile ? TRIALS : 1);
+        if (is_logged && is_read)
+            chosen = profiled(profile, bytes);
+        if (written)
+            fprintf(written, "%ld %s\n", bytes, ways[chosen].name);
         double took = best_of(is_logged ? ways[chosen].send : send_alone, out, in, bytes, TRIALS);
         if (!rank)
             printf("%ld %.3f %s\n", bytes, took, is_logged ? ways[chosen].name : "none");
     }
+    must(!written || !fclose(written), "the profile");
     MPI_Finalize();
     return 0;
 }

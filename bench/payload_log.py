@@ -7,8 +7,9 @@
 
 bench/payload_log.c exchanges messages of 1 B to 8 MiB between two ranks, as NetPIPE does, and logs what
 it sends by each copy method (pack, pieces, thread) in each store (dummy, heap, file, shared); `hybrid`
-takes for each size the method that was fastest at the start. The variants take turns with the same
-program without logging, and with that under `--recover`, where the log of the sender is the transport.
+takes for each size the method that was fastest at the start, or that is in a profile, which a run before
+the first round writes for each store. The variants take turns with the same program without logging, and
+with that under `--recover`, where the log of the sender is the transport.
 
 node: both ranks on one node, by the same provider without and with `--recover` (`local=own`).
 nodes: two nodes, over TCP (a lab).
@@ -46,14 +47,24 @@ class Variant:
     store: str
     copy: str
     options: tuple[str, ...] = ("--set", "local=own")
+    # Whether the program gets the name of the store's profile: `hybrid` writes it, `profile` reads it.
+    has_profile: bool = False
 
 
 NONE = Variant("no logging", "none", "pack")
 OURS = Variant("--recover: the log is the transport", "none", "pack", ("--recover", "--set", "recover_log=sender", "--set", "recover_memory=64MiB"))
-LOGGED = [Variant(f"{store}, {copy}", store, copy) for store in STORES for copy in (*COPIES, "hybrid")]
+PROFILED = "hybrid, profile"
+LOGGED = [
+    variant
+    for store in STORES
+    for variant in (
+        *(Variant(f"{store}, {copy}", store, copy) for copy in (*COPIES, "hybrid")),
+        Variant(f"{store}, {PROFILED}", store, "profile", has_profile=True),
+    )
+]
 VARIANTS = [NONE, *LOGGED, OURS]
 # The simplest first.
-KEPT = [it for store in ("shared", "heap", "file") for it in LOGGED if it.store == store and it.copy != "hybrid"]
+KEPT = [it for store in ("shared", "heap", "file") for it in LOGGED if it.store == store and it.copy in COPIES]
 NEARLY = 1.05
 
 
@@ -69,6 +80,9 @@ def measure(rounds: int = ROUNDS, parts: tuple[str, ...] = tuple(PARTS), quick: 
         for part in parts:
             samples: dict[str, dict[str, list[float]]] = {}
             chosen: dict[str, dict[str, str]] = {}
+            for store in STORES:
+                print(f"payload-log: {part}: the profile of {store}", flush=True)
+                one_run(part, Variant(f"{store}, its profile", store, "hybrid", has_profile=True), program, most, folder)
             for number in range(rounds):
                 for way in VARIANTS[number % len(VARIANTS) :] + VARIANTS[: number % len(VARIANTS)]:
                     print(f"payload-log: {part}: round {number + 1} of {rounds}: {way.name}", flush=True)
@@ -76,7 +90,7 @@ def measure(rounds: int = ROUNDS, parts: tuple[str, ...] = tuple(PARTS), quick: 
                         samples.setdefault(way.name, {}).setdefault(size, []).append(float(micros))
                         chosen.setdefault(way.name, {})[size] = copy
             medians = {name: {size: statistics.median(row) for size, row in rows.items()} for name, rows in samples.items()}
-            result[part] = {"samples": samples, "medians": medians, "chosen": {it.name: chosen[it.name] for it in LOGGED if it.copy == "hybrid"}}
+            result[part] = {"samples": samples, "medians": medians, "chosen": {it.name: chosen[it.name] for it in LOGGED if it.copy not in COPIES}}
     result |= {"rounds": rounds, "stamp": stamp.now()}
     file.write_text(json.dumps(result, indent=1))
     return result
@@ -97,6 +111,7 @@ def one_run(part: str, way: Variant, program: Path, most: int, folder: str) -> l
     job += ["--ranks-per-node", "1"] if part == "nodes" else []
     job += way.options
     job += ["--", str(program), way.store, way.copy, str(most), folder]
+    job += [f"{folder}/profile-{part}-{way.store}"] if way.has_profile else []
     words = labs.command(LAB, labs.name("payload-log"), job) if part == "nodes" else job
     finished = process.run(words, LIMIT_S, labs.environment() if part == "nodes" else {})
     rows = re.findall(r"^(\d+) ([\d.]+) (\w+)$", finished.output, re.M)
@@ -116,7 +131,7 @@ def section(result: dict) -> str:
         "one before: the cost of the copy alone. *heap* is anonymous memory, *file* a file on a disk behind a window of 256 MiB, "
         "*shared* 64 MiB of shared memory that are used again. *pack* copies the whole message before it is sent, *pieces* each 64 KiB "
         "before they are sent, *thread* lets another thread copy while the message is sent; *hybrid* takes the fastest of these for "
-        "each size, measured at the start. Times are relative to the same program without logging."
+        "each size, measured at the start, and *hybrid, profile* what was fastest in a run before. Times are relative to the same program without logging."
     )
     why = (
         "What decides is memory. *heap* and *file* take new pages all the time, which this machine's host gives at about 1 GB/s, "
@@ -136,7 +151,7 @@ def table(part: dict) -> list[str]:
     medians, sizes = part["medians"], [size for size in SHOWN if str(size) in part["medians"][NONE.name]]
     lines = [f"| store, copy | {' | '.join(map(curves.size_name, sizes))} |", "|---|" + "--:|" * len(sizes)]
     lines.append(f"| no logging, us one way | {' | '.join(f'{medians[NONE.name][str(size)]:.1f}' for size in sizes)} |")
-    for way in VARIANTS[1:]:
+    for way in (way for way in VARIANTS[1:] if way.name in medians):
         ratios = [f"{ratio(part, way.name, size):.2f}" for size in sizes]
         lines.append(f"| {way.name} | {' | '.join(ratios)} |")
     return lines
@@ -190,10 +205,30 @@ def picture(result: dict) -> str:
             ways = {NONE.name: [NONE.name], OURS.name: [OURS.name]}
             ways |= {f"{store}, its fastest copy method": [f"{store}, {copy}" for copy in COPIES] for store in STORES}
             micros = {name: {size: min(medians[way][str(size)] for way in of) for size in sizes} for name, of in ways.items()}
-            # Bytes in a microsecond are MB in a second.
-            speeds = {name: {size: size / time for size, time in curve.items()} for name, curve in micros.items()}
-            panels += [curves.Panel(f"{title}: latency", "us one way", micros), curves.Panel(f"{title}: bandwidth", "MB/s", speeds)]
+            panels += latency_and_bandwidth(title, micros)
     return curves.chart("Payload logging: latency and bandwidth by message size", panels)
+
+
+def more_pictures(result: dict) -> dict[str, tuple[str, str]]:
+    """By file: title and picture with every copy method, a row for each store. One picture for each
+    part."""
+    pictures = {}
+    for part, where in PARTS.items():
+        if part in result:
+            medians, title = result[part]["medians"], f"Payload logging, every copy method: {where}"
+            panels = []
+            for store in STORES:
+                names = {NONE.name: NONE.name} | {copy: f"{store}, {copy}" for copy in (*COPIES, "hybrid", PROFILED)}
+                known = {label: medians[name] for label, name in names.items() if name in medians}
+                panels += latency_and_bandwidth(store, {label: {int(size): time for size, time in curve.items()} for label, curve in known.items()})
+            pictures[f"payload-log-{part}"] = (title, curves.chart(title, panels))
+    return pictures
+
+
+def latency_and_bandwidth(title: str, micros: dict[str, curves.Curve]) -> list[curves.Panel]:
+    # Bytes in a microsecond are MB in a second.
+    speeds = {name: {size: size / time for size, time in curve.items()} for name, curve in micros.items()}
+    return [curves.Panel(f"{title}: latency", "us one way", micros), curves.Panel(f"{title}: bandwidth", "MB/s", speeds)]
 
 
 if __name__ == "__main__":

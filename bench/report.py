@@ -30,7 +30,7 @@ from support import paths, svg
 DOCUMENT = paths.ROOT / "docs" / "BENCHMARKS.md"
 ORDER = ["node", "tcp", "node-pairs", "tcp-pairs", "relays", "allreduce", "alltoall"]
 PICTURES = paths.ROOT / "docs" / "pictures"
-# Modules with a `section`, some with a `picture` too.
+# Modules with a `section`, some with a `picture`, or `more_pictures`, too.
 OTHERS = {"wan": wan, "hop-cost": hop_cost, "profile": hotspots, "integrity": integrity, "rails": rails}
 OTHERS |= {"datagrams": datagrams, "fairness": fairness, "stall": stall, "streams": streams, "second-path": second_path}
 OTHERS |= {"own-core": own_core, "recovery": recovery, "checkpoint": checkpoint, "files": files, "intercept": intercept}
@@ -62,7 +62,12 @@ def made(name: str) -> list[str]:
         return [text]
     (PICTURES / f"{name}.svg").write_text(source.picture(result))
     title = text.partition("\n")[0].removeprefix("## ")
-    return [f"{text.rstrip()}\n\n![{title}](pictures/{name}.svg)\n"]
+    shown = [f"![{title}](pictures/{name}.svg)"]
+    if hasattr(source, "more_pictures"):
+        for file, (caption, drawn) in source.more_pictures(result).items():
+            (PICTURES / f"{file}.svg").write_text(drawn)
+            shown.append(f"![{caption}](pictures/{file}.svg)")
+    return ["\n\n".join([text.rstrip(), *shown]) + "\n"]
 
 
 def merged(old: str, measured: list[str]) -> list[str]:
@@ -170,9 +175,27 @@ def idle_section(result: dict) -> str:
     for what, key, target in rows:
         kib = result[key] / 1024
         lines.append(f"| {what} | {kib:.1f} | {target} | {'' if kib <= target else 'missed'} |")
+    lines += recover_rows(result.get("recover", {}))
     note = (
         "The memory of a rank is that of the whole process, so the data of its MPI library are included. A number below "
         "zero means that some part of the process shrinks with the size of the job, by more than the peers cost."
     )
+    if "recover" in result:
+        note += (
+            " Under --recover, and in the rows that it is compared with, all ranks are on one node: a row is what an "
+            "ordered pair of ranks takes in the process of one of both, in its page tables, and in the node's file with "
+            "the logs of the senders."
+        )
     lines += ["", prose.wrapped(note)]
     return "\n".join(lines) + "\n"
+
+
+def recover_rows(ways: dict) -> list[str]:
+    """Rows about silent pairs of ranks of one node."""
+    rows = []
+    for name, found in ways.items():
+        if found:
+            kib = sum(found.values()) / 1024
+            parts = ", ".join(f"{key} {value / 1024:.1f}" for key, value in found.items())
+            rows.append(f"| one node, {name}, per pair: {parts} | {kib:.1f} | 4 | {'' if kib <= 4 else 'missed'} |")
+    return rows
