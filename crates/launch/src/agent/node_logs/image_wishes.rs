@@ -1,0 +1,168 @@
+//! Images that ranks want because their logs have become long.
+//!
+//! In: words of the ranks; what is released, read, and covered by images. Out: of which ranks images
+//! are wanted, and what the image of each would release. What may never happen: a wish is lost while
+//! memory is short.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use landbridge_proto::log::layout::{
+    DELIVERIES_END_AT, DISK_MAX_AT, DISK_TAKEN_AT, IMAGES_WANTED_AT, IS_BEING_WRITTEN, SOURCES_AT,
+    TARGETS_AT, confirmed_at, consumed_at, control_at, release_at,
+};
+use landbridge_proto::log::release::{LogCover, LogPositions, PairPositions};
+use rustix::io::{pread, pwrite};
+
+use super::NodeLogs;
+
+impl NodeLogs {
+    /// The ranks of which images are wanted, so that logs can be released that have become long,
+    /// and the bytes that an image of each would release. None, as long as the logs can go on on
+    /// disk: images then come in their turn. `has_images`: whether images of a process are taken.
+    pub fn take_image_wishes(&self, has_images: impl Fn(u32) -> bool) -> BTreeMap<u32, u64> {
+        let ranks = self.take_wanted();
+        if self.word(DISK_TAKEN_AT) < self.word(DISK_MAX_AT) / 2 {
+            return BTreeMap::new();
+        }
+        ranks.into_iter().map(|rank| (rank, self.released_by_image(rank, &has_images))).collect()
+    }
+
+    fn take_wanted(&self) -> BTreeSet<u32> {
+        let mut ranks = BTreeSet::new();
+        for rank in self.local.borrow().iter() {
+            let at = control_at(*rank as usize) + IMAGES_WANTED_AT as u64;
+            let mut word = [0; 8];
+            let is_read = pread(&self.files.memory, &mut word, at).is_ok();
+            let wanted = u64::from_ne_bytes(word);
+            if is_read && wanted > 0 && pwrite(&self.files.memory, &[0; 8], at).is_ok() {
+                ranks.insert(*rank);
+                ranks.extend(wanted.checked_sub(2).and_then(|peer| u32::try_from(peer).ok()));
+            }
+        }
+        ranks
+    }
+
+    /// Bytes of logs and deliveries that the next image of a rank releases.
+    fn released_by_image(&self, rank: u32, has_images: &impl Fn(u32) -> bool) -> u64 {
+        let own = self.newest_image(rank);
+        let control = control_at(rank as usize);
+        let log = |other: u32, is_sender: bool| {
+            let (from, to) = if is_sender { (rank, other) } else { (other, rank) };
+            let pair = (from as usize, to as usize);
+            let covered = |by: PairPositions, sends| if sends { by.sent } else { by.received };
+            let of_other = || covered(self.newest_image(other).pair(rank as usize), !is_sender);
+            let is_remote = !self.is_local(other);
+            let cover = LogCover {
+                released: self.word(release_at(pair.0, pair.1)),
+                read: self.read_by_receiver(pair, is_sender && is_remote),
+                own: covered(own.pair(other as usize), is_sender),
+                other: match is_remote {
+                    true => Some(u64::MAX),
+                    false => has_images(other).then(of_other),
+                },
+            };
+            cover.released_by_image()
+        };
+        let end = self.word(control + DELIVERIES_END_AT as u64);
+        let to: u64 =
+            self.set(control + TARGETS_AT as u64).into_iter().map(|it| log(it, true)).sum();
+        let from = self.set(control + SOURCES_AT as u64).into_iter().map(|it| log(it, false));
+        end.saturating_sub(own.deliveries) + to + from.sum::<u64>()
+    }
+
+    /// Up to where the receiver of a log is known to have it.
+    fn read_by_receiver(&self, (from, to): (usize, usize), is_receiver_remote: bool) -> u64 {
+        match is_receiver_remote {
+            true => Some(self.word(confirmed_at(from, to))).filter(|at| *at != IS_BEING_WRITTEN),
+            false => Some(self.word(consumed_at(from, to))),
+        }
+        .unwrap_or(0)
+    }
+
+    /// What the newest image of a rank covers, which may not be there yet.
+    fn newest_image(&self, rank: u32) -> LogPositions {
+        let state = self.state.borrow();
+        let mut images = state.images.range((rank, 0)..=(rank, u64::MAX));
+        images.next_back().map(|(_, (positions, _))| positions.clone()).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::logs;
+    use super::*;
+
+    fn write(logs: &NodeLogs, at: u64, word: u64) {
+        pwrite(&logs.files.memory, &word.to_ne_bytes(), at).unwrap();
+    }
+
+    fn want(logs: &NodeLogs, rank: usize, word: u64) {
+        write(logs, control_at(rank) + IMAGES_WANTED_AT as u64, word);
+    }
+
+    fn wishes(logs: &NodeLogs) -> BTreeMap<u32, u64> {
+        logs.take_image_wishes(|rank| rank < 4)
+    }
+
+    fn wanted(logs: &NodeLogs) -> Vec<u32> {
+        wishes(logs).into_keys().collect()
+    }
+
+    #[test]
+    fn a_rank_whose_logs_are_long_wants_images_of_itself_and_of_another_one() {
+        let logs = logs(0..4);
+        want(&logs, 1, 1);
+        want(&logs, 2, 2 + 3);
+        assert_eq!(wanted(&logs), [1, 2, 3]);
+        assert!(wanted(&logs).is_empty());
+        for (disk_taken, ranks) in [(499, vec![]), (500, vec![1])] {
+            want(&logs, 1, 1);
+            write(&logs, DISK_MAX_AT, 1000);
+            write(&logs, DISK_TAKEN_AT, disk_taken);
+            assert_eq!(wanted(&logs), ranks, "{disk_taken}");
+        }
+    }
+
+    /// The receiver of a log has it up to here.
+    fn read(logs: &NodeLogs, (from, to): (usize, usize), position: u64) {
+        let bit = |at: u64, other: usize| {
+            let at = at + other as u64 / 64 * 8;
+            write(logs, at, logs.word(at) | 1 << (other % 64));
+        };
+        bit(control_at(from) + TARGETS_AT as u64, to);
+        bit(control_at(to) + SOURCES_AT as u64, from);
+        write(logs, consumed_at(from, to), position);
+    }
+
+    fn note_image(logs: &NodeLogs, rank: u32, pairs: &[(usize, u64, u64)], deliveries: u64) {
+        let pair = |&(other, sent, received)| (other, PairPositions { sent, received });
+        let positions = LogPositions { pairs: pairs.iter().map(pair).collect(), deliveries };
+        let covered = (positions, logs.counts(rank));
+        logs.state.borrow_mut().images.insert((rank, 1), covered);
+    }
+
+    #[test]
+    fn it_is_known_what_an_image_of_each_rank_would_release() {
+        let logs = logs(0..5);
+        let want_all = || (0..4).for_each(|rank| want(&logs, rank, 1));
+        read(&logs, (0, 1), 10_000);
+        read(&logs, (2, 3), 4_000);
+        // Ranks 4 and 70 are a spawned one, and one of another node.
+        read(&logs, (4, 1), 900_000);
+        read(&logs, (2, 70), 0);
+        write(&logs, confirmed_at(2, 70), 300);
+        write(&logs, control_at(3) + DELIVERIES_END_AT as u64, 70);
+        want_all();
+        let half = [(0, 5_000), (1, 5_000), (2, 2_000 + 300), (3, 2_000 + 70)];
+        assert_eq!(wishes(&logs), half.into());
+        // The image of rank 3 covers what it has received: that of rank 2 releases all of it.
+        note_image(&logs, 3, &[(2, 0, 4_000)], 70);
+        want_all();
+        assert_eq!(wishes(&logs), [(0, 5_000), (1, 5_000), (2, 4_300), (3, 0)].into());
+        for at in [release_at(0, 1), release_at(0, 1) + 8] {
+            write(&logs, at, 9_000);
+        }
+        want_all();
+        assert_eq!(wishes(&logs), [(0, 500), (1, 500), (2, 4_300), (3, 0)].into());
+    }
+}
