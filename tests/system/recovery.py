@@ -12,6 +12,7 @@ import os
 import pty
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -37,6 +38,9 @@ RELAY = ["--set", "recover_log=relay"]
 # With messages of this size, and this many turns before rank 2 is killed, the replay takes a second
 # or two, and several times as long on a busy machine.
 LONG_HISTORY, LONG_AGO, LONG_LIMIT_S = ["--rounds", "500", "--numbers", "50000"], "rank 2 turn 300:", 2 * LIMIT_S
+
+# Ranks of a job on this machine, whose processes wait for each other most of the time.
+CROWDS, CROWD_ROUNDS, CROWD_LIMIT_S = (256,), 60, 600.0
 
 
 def main() -> int:
@@ -168,7 +172,40 @@ def main() -> int:
     logs_of_senders(options, checks, ring)
     nodes_together(options, checks, ring)
     logs_of_relays(options, checks, program, moment)
+    crowds(options, checks)
     return checks.end()
+
+
+def crowds(options, checks) -> None:
+    """A rank is killed of a job with many more ranks than processors. By itself a job of more than 512
+    ranks has logs of relays, so the logs are stated."""
+    for ranks in CROWDS:
+        name = f"logs of the senders, {ranks} ranks on a node"
+        if not checks.wants(name):
+            continue
+        if not shutil.which("gcc"):
+            print(f"skipped: {name}: there is no gcc")
+            continue
+        words = {"ranks": ranks, "limit_s": CROWD_LIMIT_S}
+        logs = ["--set", "recover_log=sender"]
+        with tempfile.TemporaryDirectory() as folder:
+            program = [crowd_program(options, folder), str(CROWD_ROUNDS)]
+            undisturbed = sorted(job(options, program, [], *logs, recover=False, **words)[1])
+            half = after_output(f"round {CROWD_ROUNDS // 2}:")
+            began = time.monotonic()
+            code, lines, output = job(options, program, [(half, ranks // 3)], *logs, **words)
+        is_same = sorted(lines) == undisturbed and len(lines) == CROWD_ROUNDS + ranks
+        starts, seconds = output.count(": restarted"), time.monotonic() - began
+        measured = f"exit code {code}, {'the same' if is_same else 'other'} output, {starts} restarts, {seconds:.0f} s"
+        checks.check(name, code == 0 and is_same and starts == 1, measured, output)
+
+
+def crowd_program(options, folder: str) -> str:
+    """The program, compiled with the MPI library of the wheels."""
+    root, program = options.venvs / "mpich", f"{folder}/crowd"
+    mpi = [f"-I{root}/include", f"-L{root}/lib", "-lmpi", f"-Wl,-rpath,{root}/lib"]
+    subprocess.run(["gcc", "-O2", str(common.PROGRAMS / "crowd.c"), "-o", program, *mpi], check=True)
+    return program
 
 
 def nodes_together(options, checks, ring) -> None:
@@ -732,7 +769,7 @@ def check_same(checks, name: str, outcome, undisturbed: list[str], kills: int) -
 
 
 def job(
-    options, program, kills, *words, environment=None, read=subprocess.DEVNULL, terminal=None, limit_s=LIMIT_S, keep=None, recover=True, within=()
+    options, program, kills, *words, environment=None, read=subprocess.DEVNULL, terminal=None, limit_s=LIMIT_S, keep=None, recover=True, within=(), ranks=RANKS
 ):
     """Runs a job and kills ranks: exit code, lines of standard output, and all output.
 
@@ -742,7 +779,7 @@ def job(
     the standard error; `recover` turns the recovery of killed ranks on; `within` is the beginning of
     the command."""
     recover = ["--recover"] if recover else []
-    command = [*within, *common.landbridge_run(options, RANKS, *recover, "--timeout", f"{limit_s:.0f}", *words), *program]
+    command = [*within, *common.landbridge_run(options, ranks, *recover, "--timeout", f"{limit_s:.0f}", *words), *program]
     # Files instead of pipes: no code reads a pipe while it waits for a kill, and a job waits for
     # its reader.
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
