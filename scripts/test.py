@@ -271,20 +271,24 @@ def other_steps() -> list[Step]:
 def system_steps(is_slow: bool) -> list[Step]:
     """Whole jobs with the built binaries, checked by each driver: a sample of the slow families, or
     all."""
-    where = ["--bin", str(paths.RELEASE), "--venvs", str(paths.BUILD / "venv")]
-    return [
-        python_step(
-            f"system-{driver.name}",
-            driver.what,
-            f"tests/system/{driver.name}.py",
-            *where,
-            *(driver.whole if is_slow else driver.sample),
-            limit_s=driver.whole_s if is_slow else driver.sample_s,
-            again=driver.again,
-            is_alone=driver.is_alone,
-        )
-        for driver in SYSTEM
-    ]
+    steps = [system_step(driver, is_slow) for driver in SYSTEM]
+    return steps + [system_step(driver, True, "relay") for driver in SYSTEM if driver.also_relay]
+
+
+def system_step(driver: "Driver", is_slow: bool, logger: str = "") -> Step:
+    """`logger`: who logs messages instead of the default, always with all cases."""
+    return python_step(
+        f"system-{driver.name}{'-' if logger else ''}{logger}",
+        f"{driver.what}{f', recover_log={logger}' if logger else ''}",
+        f"tests/system/{driver.name}.py",
+        *("--bin", str(paths.RELEASE), "--venvs", str(paths.BUILD / "venv")),
+        *(driver.whole if is_slow else driver.sample),
+        *(("--set", f"recover_log={logger}") if logger else ()),
+        limit_s=driver.whole_s if is_slow else driver.sample_s,
+        again=driver.again,
+        is_alone=driver.is_alone,
+        slow=bool(logger),
+    )
 
 
 @dataclass
@@ -301,6 +305,8 @@ class Driver:
     whole_s: float = 1800
     again: bool = True  # False: a schedule is random, so a failure of the first run is a finding
     is_alone: bool = False
+    # Whether `make test-all` runs it once more with `recover_log=relay`.
+    also_relay: bool = False
 
 
 SAMPLE = ("--sample",)
@@ -317,18 +323,18 @@ SYSTEM = [
     Driver("spawn", "ranks spawn processes, in one and in two clusters", is_alone=True),
     Driver("files", "what ranks that are killed have written is there once, and they read what they read before", (), ("--all",), 900, 7800, again=False),
     Driver("soak", "minutes of random faults under unmodified programs", ("--minutes", "1"), (), 420, 420, again=False),
-    Driver("recovery", "ranks that are killed come back", SAMPLE),
-    Driver("nodes", "ranks that are killed on other nodes and behind links that fail, and nodes that are lost", SAMPLE),
+    Driver("recovery", "ranks that are killed come back", SAMPLE, also_relay=True),
+    Driver("nodes", "ranks that are killed on other nodes and behind links that fail, and nodes that are lost", SAMPLE, also_relay=True),
     Driver("failing_paths", "ranks that are killed while the paths between their nodes fail", SAMPLE),
-    Driver("checkpoint", "ranks that are killed go on from images of them", SAMPLE),
+    Driver("checkpoint", "ranks that are killed go on from images of them", SAMPLE, also_relay=True),
     Driver("network", "networks that lose, damage and reorder; links, interfaces and relays that fail", SAMPLE),
-    Driver("kills", "programs of every kind, killed at random moments, from images and over bad networks, too", SAMPLE, ("--all",), 1500, 5400, again=False),
+    Driver("kills", "programs of every kind, killed at random moments, from images and over bad networks, too", SAMPLE, ("--all",), 1500, 5400, again=False, also_relay=True),
     Driver("aimed", "ranks that are killed at chosen points, or for want of memory, and logs on full disks", SAMPLE),
     Driver("records", "ranks that read more of clocks, chance and files than a record holds", SAMPLE),
     Driver("calls", "single system calls under the interposer alone: seen, compared, interrupted"),
     Driver("interrupted", "kills within one system call while another rank acts on the file", ("--only", "^(append|claim-removal|exclusive|long-append|open|truncate|write), answered")),
     Driver("random_files", "random file programs whose ranks are killed", (), ("--runs", "12000"), 1500, 5400, again=False),
-    Driver("punish", "minutes of killing ranks at random, in one cluster and over two", ("--minutes", "0.3"), (), 900, 900, again=False),
+    Driver("punish", "minutes of killing ranks at random, in one cluster and over two", ("--minutes", "0.3"), (), 900, 900, again=False, also_relay=True),
     Driver("suite", "the mpi4py suite, module by module, with a rank killed in each", SAMPLE, (), 360, 7200),
     Driver("unrecorded", "killed ranks that print or send what nobody records, or have threads"),
     Driver("interfaces", "interfaces that lead nowhere"),

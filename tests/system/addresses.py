@@ -29,8 +29,7 @@ def main() -> int:
     common.quiet_environment()
     checks = common.Checks(options)
     if not shutil.which("setarch"):
-        print("skipped: setarch (util-linux) is not installed")
-        return common.SKIPPED
+        return common.skipped("setarch (util-linux) is not installed")
     if options.provider:
         runs = [(f"seed {seed}", other_provider(options, seed)) for seed in SEEDS]
         compare(checks, options, options.provider, runs)

@@ -10,7 +10,6 @@ import errno
 import fcntl
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -169,9 +168,8 @@ def main() -> int:
     options = common.arguments(__doc__, common.add_cases)
     common.quiet_environment()
     checks = common.Checks(options)
-    if not shutil.which("gcc"):
-        print("skipped: there is no gcc (Debian: apt install gcc)")
-        return common.SKIPPED
+    if why_not := common.no_compiler():
+        return common.skipped(why_not)
     with tempfile.TemporaryDirectory() as folder:
         program = built(Path(folder))
         for name, reason in CHANNELS.items():

@@ -8,6 +8,7 @@ limit, and leaves nothing behind.
 import argparse
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -97,6 +98,17 @@ class Checks:
         if not self.made:
             print("no check was made")
         return 1 if self.failed or not self.made else 0
+
+
+def skipped(why_not: str) -> int:
+    """Says why a driver cannot run here; returns its exit code."""
+    print(f"skipped: {why_not}")
+    return SKIPPED
+
+
+def no_compiler() -> str:
+    """Why no C program can be compiled here; empty if one can."""
+    return "" if shutil.which("gcc") else "there is no gcc (Debian: apt install gcc)"
 
 
 def explanation(output: str) -> list[str]:

@@ -44,8 +44,7 @@ def main() -> int:
     common.python(options)
     for place, tested in (("target/release", options.bin), ("build/venv", options.venvs)):
         if (common.ROOT / place).resolve() != tested:
-            print(f"skipped: the guide uses {place}, and what is tested is {tested}")
-            return common.SKIPPED
+            return common.skipped(f"the guide uses {place}, and what is tested is {tested}")
     common.quiet_environment()
     # A reader of the guide has no setting.
     os.environ.pop("LANDBRIDGE_LOCAL", None)

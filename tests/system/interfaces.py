@@ -48,8 +48,7 @@ def main() -> int:
     common.quiet_environment()
     process.adopt_orphans()
     if why_not := network.no_lab(options):
-        print(f"skipped: no lab can be built here: {why_not}")
-        return common.SKIPPED
+        return common.skipped(f"no lab can be built here: {why_not}")
     checks = common.Checks(options)
     with tempfile.TemporaryDirectory() as folder:
         dead_rail = Path(folder) / "dead-rail.toml"

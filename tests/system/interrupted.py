@@ -13,7 +13,6 @@ another change within one such step.
 import contextlib
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -89,9 +88,8 @@ def main() -> int:
     common.quiet_environment()
     process.adopt_orphans()
     checks = common.Checks(options)
-    if not shutil.which("gcc"):
-        print("skipped: there is no gcc (Debian: apt install gcc)")
-        return common.SKIPPED
+    if why_not := common.no_compiler():
+        return common.skipped(why_not)
     with tempfile.TemporaryDirectory() as folder:
         programs = Path(folder)
         build(options, programs)

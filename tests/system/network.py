@@ -127,8 +127,7 @@ def main() -> int:
             return 0
         why_not = no_lab(options)
         if why_not:
-            print(f"skipped: no lab can be built here: {why_not}")
-            return common.SKIPPED
+            return common.skipped(f"no lab can be built here: {why_not}")
         for case in cases:
             if checks.wants(case.name):
                 try_case(checks, case)
@@ -310,8 +309,7 @@ def endure(verb: str, options, words: list[str], slack_s: float) -> int:
     process.adopt_orphans()
     why_not = no_lab(options)
     if why_not:
-        print(f"skipped: no lab can be built here: {why_not}")
-        return common.SKIPPED
+        return common.skipped(f"no lab can be built here: {why_not}")
     done = endured(verb, options, words, slack_s)
     print(done.output)
     print(f"{verb} with seed {options.seed}: {'every program ended right' if done.ok else done.why or done.code}")

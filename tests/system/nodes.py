@@ -104,8 +104,7 @@ def main() -> int:
     common.quiet_environment()
     process.adopt_orphans()
     if not options.list and (why_not := network.no_lab(options)):
-        print(f"skipped: no lab can be built here: {why_not}")
-        return common.SKIPPED
+        return common.skipped(f"no lab can be built here: {why_not}")
     checks = common.Checks(options)
     # More rounds than all kills of a case take.
     ring = [common.python(options), str(common.PROGRAMS / "ring.py"), "--rounds", "900"]

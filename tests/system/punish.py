@@ -31,8 +31,7 @@ def main() -> int:
     common.quiet_environment()
     process.adopt_orphans()
     if why_not := no_lab(options):
-        print(f"skipped: no lab can be built here: {why_not}")
-        return common.SKIPPED
+        return common.skipped(f"no lab can be built here: {why_not}")
     over_two = ["--faults", options.faults, "--limit", str(FAULTS_LIMIT_S)] if options.faults else ["--clusters", "2"]
     slack_s = SLACK_S + (FAULTS_LIMIT_S if options.faults else 0)
     ways = [over_two] if options.faults else [[], over_two]

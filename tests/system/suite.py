@@ -59,8 +59,7 @@ class Kill(NamedTuple):
 def main() -> int:
     options = common.arguments(__doc__, common.add_cases)
     if not paths.SUITE.exists():
-        print(f"skipped: {paths.SUITE} is not there (make wheels)")
-        return common.SKIPPED
+        return common.skipped(f"{paths.SUITE} is not there (make wheels)")
     common.quiet_environment()
     process.adopt_orphans()
     checks = common.Checks(options)
