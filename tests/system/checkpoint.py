@@ -161,11 +161,12 @@ def little_memory(checks, options, ring, moment) -> None:
     little = ["--set", "recover_memory=128MiB"]
     cases = {
         "in little memory": ("1600", [(moment(), 1), (3.0, 2)], checkpoint_options(options)),
-        # No image is due in an hour: all are taken because half of a share is full.
+        # No image is due in an hour: all are taken because half of a share is full. Logs of relays ask
+        # by the setting `checkpoint_log` alone.
         "logs that ask for images": (
             "1000",
             [(recovery.after_output("checkpoint 2 of rank 1: "), 1), (recovery.after_output("checkpoint 3 of rank 2: "), 2)],
-            checkpoint_options(options, "1h"),
+            [*checkpoint_options(options, "1h"), *nodes.SENDER],
         ),
         # More than memory holds between two images: an image begins within a log that is on disk.
         "logs on disk": (

@@ -126,7 +126,7 @@ def every_case(options) -> list[Case]:
     cases = []
     for has_images in (False, True):
         for clusters, words in (PLACES | RELAYS | UNITS).items():
-            for program in programs(options, FASTER.get(clusters, 1)):
+            for program in programs(options, 1 if "recover_log=relay" in common.SETTINGS else FASTER.get(clusters, 1)):
                 # What can happen to one rank is the same on one node.
                 for kind in kinds if clusters in ("one cluster", "two clusters", "logs of relays") else ["a storm"]:
                     start = "from images" if has_images else "from the start"

@@ -355,21 +355,23 @@ def silent_ranks(checks, options) -> None:
 
 def ended_ranks(checks, options) -> None:
     """Nodes are lost when ranks have left MPI or have ended. Ranks that have ended are executed again
-    if their own node is lost; ranks 0 and 1, or 0 alone, work on."""
+    if their own node is lost with what they had sent (not with logs of relays); ranks 0 and 1, or 0
+    alone, work on."""
     lost, other, spare = (1.5, KILLED), (1.5, ("south-1", KILLED)), (6.0, ("south-2", KILLED))
     both = ["rank 0: 14850", "rank 1: 0", "rank 3: exchanged"]
     cases = {
         LOST + "who work on after MPI_Finalize": (2, [lost], both, 0, 1),
         LOST + "one works on after MPI_Finalize": (1, [lost], ["rank 0: 14850", "rank 3: exchanged"], 0, 1),
         LOST + "whose ranks have ended, and at once one whose ranks have not": (2, [lost, other], both, 0, 2),
-        # Nobody has what the ranks on it had sent.
+        # With logs of the senders nobody has what the ranks on it had sent.
         LOST + "whose ranks have ended, then the last spare node, then the other": (2, [other, spare, (6.5, KILLED)], None, 1, 3),
     }
     for name, (count, events, wanted, code_wanted, losses) in cases.items():
         if not checks.wants(name):
             continue
         program = [common.python(options), str(common.PROGRAMS / "works_on.py"), str(count)]
-        code, lines, output = lab_job(options, program, events, SPARE, "rank 3: exchanged")
+        words = SPARE if wanted else [*SPARE, *SENDER]
+        code, lines, output = lab_job(options, program, events, words, "rank 3: exchanged")
         is_right = sorted(lines) == wanted if wanted else "not kept any more: 2, 3" in output
         seen = output.count(" is lost (")
         checks.check(name, code == code_wanted and is_right and seen == losses, f"exit code {code}, {len(lines)} lines, lost {seen}", output)
@@ -377,26 +379,28 @@ def ended_ranks(checks, options) -> None:
 
 def written_again(checks, options) -> None:
     """Calls on files are not recorded, and a rank that had written a file and ended is executed again
-    when its node is lost: the job does not end before the file is written again."""
+    when its node is lost with the logs of what it had sent: the job does not end before the file is
+    written again."""
     name = LOST + "and what writes a file there again is waited for"
     if not checks.wants(name):
         return
     with tempfile.TemporaryDirectory() as folder:
         program = [common.python(options), str(common.PROGRAMS / "writes_late.py"), folder]
-        code, lines, output = lab_job(options, program, [(0.5, KILLED)], [*SPARE, "--set", "recover_files=off"], "rank 1: ends")
+        words = [*SPARE, *SENDER, "--set", "recover_files=off"]
+        code, lines, output = lab_job(options, program, [(0.5, KILLED)], words, "rank 1: ends")
         count = len((Path(folder) / "result").read_text().splitlines())
     is_right = code == 0 and sorted(lines) == ["rank 0: ends", "rank 1: ends"] and count == 20
     checks.check(name, is_right and output.count(" is lost (") == 1, f"exit code {code}, {count} lines written", output)
 
 
 def ended_otherwise(checks, options) -> None:
-    """A rank that had ended with an error is executed again when its node is lost, and ends without
-    one: the job does not end as if there had been none."""
+    """A rank that had ended with an error is executed again when its node is lost with its logs, and
+    ends without one: the job does not end as if there had been none."""
     name = LOST + "and a rank that had ended ends otherwise"
     if not checks.wants(name):
         return
     program = [common.python(options), str(common.PROGRAMS / "ends_otherwise.py")]
-    code, _, output = lab_job(options, program, [(0.5, ("south-1", KILLED))], SPARE, "rank 2: ends")
+    code, _, output = lab_job(options, program, [(0.5, ("south-1", KILLED))], [*SPARE, *SENDER], "rank 2: ends")
     is_named = "rank 2 had ended, is needed again, and does not end as before" in output
     measured = f"exit code {code}, {'says' if is_named else 'does not say'} why"
     checks.check(name, code not in (0, None) and is_named and " is lost (" in output, measured, output)
@@ -428,7 +432,7 @@ def not_written_again(checks, options) -> None:
                 os.kill(pid, signal.SIGCONT)
 
         program = [common.python(options), str(common.PROGRAMS / "writes_late.py"), folder, "2"]
-        words = [*WIDE, "--set", "recover_files=off"]
+        words = [*WIDE, *SENDER, "--set", "recover_files=off"]
         code, lines, output = lab_job(options, program, [(0.5, end_and_lose)], words, "rank 2: ends", lab_file=wide_lab(Path(scratch)))
         count = len((Path(folder) / "result").read_text().splitlines())
     is_right = code == 0 and not begun and " is lost (" in output and sorted(lines) == ["rank 0: ends", "rank 2: ends"] and count == 20
