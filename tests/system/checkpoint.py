@@ -299,7 +299,7 @@ def checkpoint_on_request(checks, options, ring) -> None:
             return ready
 
         def command():
-            words = [paths.LANDBRIDGE, "checkpoint"]
+            words = [options.bin / "landbridge", "checkpoint"]
             return subprocess.run(words, capture_output=True, text=True).stdout
 
         def by_signal():
