@@ -134,6 +134,7 @@ def main() -> int:
     lost_apart_from_mpi(checks, options)
     lost_in_turn(checks, options)
     killed_during_dump(checks, options)
+    criu_killed(checks, options, ring)
     corrupt_checkpoints(checks, options, ring)
     without_criu(checks, options, ring)
     return checks.end()
@@ -783,6 +784,41 @@ def criu_that_kills(folder: Path, criu: Path, after: str = "2 + $$ % 8") -> Path
     tool.write_text("\n".join(lines) + "\n")
     tool.chmod(0o755)
     return tool
+
+
+def criu_killed(checks, options, ring) -> None:
+    """CRIU is killed while it takes a checkpoint, as an agent kills a CRIU that takes too long: what it
+    leaves in the rank does not end the job."""
+    name = "whose CRIU is killed as it takes an image"
+    if not checks.wants(name):
+        return
+    undisturbed = sorted(recovery.job(options, ring, [])[1])
+    with tempfile.TemporaryDirectory() as folder:
+        tool, marks = criu_that_is_killed(Path(folder), options.criu)
+        code, lines, output = job(options, ring, [], "--set", f"criu={tool}")
+        killed = len(list(marks.iterdir()))
+    is_same, starts = sorted(lines) == undisturbed, output.count(" SIGKILL: restarted")
+    taken = len(re.findall(r"^landbridge: checkpoint \d+ of rank", output, re.M))
+    measured = f"exit code {code}, {'the same' if is_same else 'other'} output, CRIU killed {killed} times, {taken} images, {starts} restarts"
+    checks.check(name, code == 0 and is_same and killed > 3 and taken > 0, measured, output)
+
+
+def criu_that_is_killed(folder: Path, criu: Path) -> tuple[Path, Path]:
+    """A program that runs CRIU and kills two of three that take an image, 0.02 to 0.17 seconds after
+    they begin; and a folder with a file for each of them that had not ended."""
+    tool, marks = folder / "criu", folder / "killed"
+    marks.mkdir()
+    lines = [
+        "#!/bin/sh",
+        f'if [ "$1" != dump ] || [ $(($$ % 3)) = 0 ]; then exec {criu} "$@"; fi',
+        f'{criu} "$@" & child=$!',
+        "sleep 0.$(printf %02d $((2 + $$ % 16)))",
+        f'kill -9 $child 2>/dev/null && : > "{marks}/$$"',
+        "wait $child",
+    ]
+    tool.write_text("\n".join(lines) + "\n")
+    tool.chmod(0o755)
+    return tool, marks
 
 
 def corrupt_checkpoints(checks, options, ring) -> None:

@@ -96,13 +96,18 @@ impl Engine {
         has_page: bool,
         mut logs: Option<ClosedLogs>,
     ) {
-        // Other threads go on as soon as the record is there.
-        if let Some(Err(error)) = logs.as_mut().map(ClosedLogs::take_addresses) {
-            end_process(&format!("the logs of its node cannot be opened: {error}"));
-        }
         let ResumeMessage { incarnation, kept, files, .. } = message;
         let mut files = files.into_iter();
         let is_same = self.connections.data.own.introduction.incarnation == incarnation;
+        // Other threads go on as soon as the record is there.
+        match logs.as_mut().map(ClosedLogs::take_addresses) {
+            // No code of this process has mapped anything meanwhile, but CRIU has.
+            Some(Err(error)) if is_same => begin_again(&error),
+            Some(Err(error)) => {
+                end_process(&format!("the logs of its node cannot be opened: {error}"));
+            }
+            _ => {}
+        }
         if !files.next().is_some_and(|record| interposer::resume(record, incarnation, is_same)) {
             end_process("its nondeterminism record is not the one that it had");
         }
@@ -127,6 +132,15 @@ impl Engine {
             None => self.attach(),
         }
     }
+}
+
+/// Kills this process, in which a CRIU that was killed itself has left memory: the supervisor
+/// restarts the rank as after any kill.
+fn begin_again(why: &io::Error) -> ! {
+    log!(Warn, "CRIU was killed and has left memory in this process, which begins again: {why}");
+    // SAFETY: kills this process; the call has no other effect.
+    unsafe { libc::raise(libc::SIGKILL) };
+    std::process::abort()
 }
 
 /// The socket to the rank supervisor, if checkpoints are taken of this process.
