@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Unmodified programs under `--recover` whose ranks are killed at random: `landbridge lab punish`.
 
-Runs in one cluster and over two, from the start and from checkpoints of the ranks; with `--faults`
-only over two, whose network fails meanwhile. Victims and moments are a function of the seed,
-`--seed`; the progress of the programs at these moments is not. An hour of each, also with relays
-that log messages:
+Runs in one cluster and over two, from the start and from checkpoints of the ranks, and over UDP while
+the hosts' network fails; with `--faults` only over two, whose network fails meanwhile. Victims and
+moments are a function of the seed, `--seed`; the progress of the programs at these moments is not.
+An hour of each, also with relays that log messages, or with ranks on hosts whose rails fail:
 
-    punish.py --minutes 60 --faults all [--set recover_log=relay]
+    punish.py --minutes 60 --faults all [--set recover_log=relay | --hosts]
 """
 
 import sys
@@ -22,6 +22,8 @@ from support import paths, process
 SLACK_S = 200
 # Seconds for one run of a program while the network fails, and so many more beyond the requested time.
 FAULTS_LIMIT_S = 300
+# Messages over UDP, while the rails and interfaces of the hosts fail.
+OVER_UDP = ["--program", "udp", "--faults", "all", "--hosts"]
 # Last lines of a failed run that are printed again: tables and the ends of the last programs.
 END_LINES = 40
 
@@ -33,14 +35,18 @@ def main() -> int:
     if why_not := no_lab(options):
         return common.skipped(f"no lab can be built here: {why_not}")
     over_two = ["--faults", options.faults, "--limit", str(FAULTS_LIMIT_S)] if options.faults else ["--clusters", "2"]
-    slack_s = SLACK_S + (FAULTS_LIMIT_S if options.faults else 0)
-    ways = [over_two] if options.faults else [[], over_two]
+    if options.hosts:
+        over_two.append("--hosts")
+    # With relays that log messages, ranks of a cluster have no path over UDP.
+    by_udp = [] if "recover_log=relay" in common.SETTINGS else [[*OVER_UDP, "--limit", str(FAULTS_LIMIT_S)]]
+    ways = [over_two] if options.faults else [[], over_two, *by_udp]
     if why_not := checkpoint.no_criu(options.criu):
         print(f"skipped: with images: {why_not}")
     else:
         ways.append([*over_two, "--checkpoint", str(options.checkpoint), "--criu", str(options.criu)])
     failed = []
     for more in ways:
+        slack_s = SLACK_S + (FAULTS_LIMIT_S if "--faults" in more else 0)
         done = endured("punish", options, ["--mean", str(options.mean), *more], slack_s)
         print(done.output)
         if not done.ok:
@@ -56,6 +62,7 @@ def add_options(parser):
     parser.add_argument("--minutes", type=float, default=0.75, help="how long ranks are killed, each time [0.75]")
     parser.add_argument("--mean", type=float, default=3, help="seconds between two kills on average [3]")
     parser.add_argument("--faults", default="", metavar="KIND,…", help="network faults between clusters, or all [none]")
+    parser.add_argument("--hosts", action="store_true", help="with --faults: ranks run on hosts, whose network fails, too")
     parser.add_argument("--checkpoint", type=float, default=2, help="seconds between two images of a rank [2]")
     parser.add_argument("--criu", type=Path, default=paths.CRIU, metavar="FILE")
     parser.add_argument("--seed", type=int, default=1, help="who and when [1]")

@@ -98,6 +98,7 @@ impl FaultMode {
                 Program::Imb,
                 Program::Heat,
                 Program::Sums,
+                Program::Udp,
                 Program::Ring,
                 Program::Wildcards,
                 Program::Files,
@@ -140,7 +141,7 @@ impl Program {
             Placement::Gateways => _ = command.env(TOPOLOGY, tools.dir.join("gateways.toml")),
         }
         if self == Program::Udp {
-            command.args(["--set", "udp=on"]);
+            command.args(["--set", "udp=on", "--set", "log=info"]);
         }
         command.arg("--").arg(self.needs(&tools.venvs));
         match self {
@@ -202,6 +203,10 @@ impl Program {
             }
             Program::Sums | Program::Udp if output.contains("\ndone: 0\n") => {
                 Err("it compared nothing".to_owned())
+            }
+            // At its end a process names the paths that its messages have taken.
+            Program::Udp if output.contains("\ndone: ") && !output.contains(": udp ") => {
+                Err("no message went over UDP".to_owned())
             }
             Program::Sums | Program::Udp if output.contains("\ndone: ") => Ok(()),
             Program::Sums | Program::Udp => Err("it did not reach its end".to_owned()),
@@ -401,7 +406,11 @@ mod tests {
         assert_eq!(Program::Imb.judge(&text), Ok(()));
         let error = Program::Imb.judge(&text.replace("Bcast", "Bcost")).unwrap_err();
         assert_eq!(error, "no table of Bcast");
-        assert_eq!(Program::Sums.judge("started\ndone: 12\n"), Ok(()));
+        let done = "started\ndone: 12\n";
+        assert_eq!(Program::Sums.judge(done), Ok(()));
+        assert!(Program::Udp.judge(done).unwrap_err().contains("over UDP"));
+        let paths = format!("{done}landbridge: rank 1: udp a to b: 2000 bytes sent\n");
+        assert_eq!(Program::Udp.judge(&paths), Ok(()));
         let files = "rank 0: 9 plans, 70 calls, wrong 0, digest 17\n";
         assert_eq!(Program::Files.judge(files), Ok(()));
         assert!(Program::Files.judge(&files.replace("wrong 0", "wrong 1")).is_err());

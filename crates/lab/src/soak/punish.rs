@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use anyhow::bail;
 use clap::Args;
+use landbridge_proto::setting::RECOVER_LOG;
 
 use super::command::{self, EXIT_USAGE};
 use super::fault::{self, FaultLocations};
@@ -38,7 +39,8 @@ pub struct PunishArguments {
     /// Seed of the random schedule; default: a new seed in each run, which is printed
     #[arg(long)]
     seed: Option<u64>,
-    /// Programs to run: imb, heat, sums, ring, wildcards, files; default: all
+    /// Programs to run: imb, heat, sums, udp, ring, wildcards, files; default: all, `udp` only with
+    /// ranks on several hosts (--lab, --hosts) whose messages are logged by their senders
     #[arg(long, value_delimiter = ',', value_name = "NAME,…")]
     program: Vec<Program>,
     /// Number of ranks of each program
@@ -59,6 +61,10 @@ pub struct PunishArguments {
     /// of labs/two-rails.toml
     #[arg(long, value_delimiter = ',', value_name = "KIND,…", conflicts_with = "clusters")]
     faults: Vec<String>,
+    /// Run ranks on the hosts of the lab instead of its gateways, so that --faults strikes rails
+    /// and interfaces of a cluster, too (also `interface`, `slow`); not with recover_log=relay
+    #[arg(long, requires = "faults")]
+    hosts: bool,
     /// Lab file (TOML) over whose hosts programs run; default: a lab of one host
     #[arg(long, value_name = "FILE", conflicts_with = "clusters")]
     lab: Option<PathBuf>,
@@ -109,16 +115,19 @@ impl PunishArguments {
             None => file::parse(command::DEFAULT_LAB, "punish")
                 .map_err(|error| anyhow::anyhow!("{}", error.message))?,
         };
-        // All ranks run on gateways, so no traffic uses the rails of a site.
-        let (rails, interfaces) = (Vec::new(), Vec::new());
-        let places = FaultLocations { rails, interfaces, ..FaultLocations::of(&plan) };
+        let mut places = FaultLocations::of(&plan);
+        if !self.hosts {
+            // All ranks run on gateways, so no traffic uses the rails of a site.
+            (places.rails, places.interfaces) = (Vec::new(), Vec::new());
+        }
         let named = self.faults.iter().filter(|name| *name != "all");
         let named: Result<Vec<fault::FaultKind>, String> = named.map(|name| name.parse()).collect();
         let mut kinds = named.map_err(anyhow::Error::msg)?;
         if kinds.is_empty() {
             kinds = fault::FaultKind::ALL.to_vec();
         } else if let Some(kind) = kinds.iter().find(|kind| kind.specs(&places).is_empty()) {
-            bail!("`{}` can strike nowhere between the clusters of this lab", kind.name());
+            let place = if self.hosts { "in" } else { "between the clusters of" };
+            bail!("`{}` can strike nowhere {place} this lab", kind.name());
         }
         Ok(Some(FaultSchedule::new(seed, &kinds, &places)))
     }
@@ -137,9 +146,12 @@ impl PunishArguments {
         if self.mean < 0.05 {
             bail!("--mean {}: no rank comes back so soon", self.mean);
         }
-        let can = FaultMode::Punish.programs();
-        if let Some(other) = self.program.iter().find(|program| !can.contains(program)) {
-            bail!("{} goes over UDP, which is not recorded", other.name());
+        if self.hosts && !senders_log() {
+            // A corrupt byte between a rank and its relay can make the log useless.
+            bail!("--hosts does not go with recover_log=relay: the rails are beyond the relays");
+        }
+        if let (true, Some(why)) = (self.program.contains(&Program::Udp), self.why_no_udp()) {
+            bail!("udp: {why}");
         }
         self.schedule(0)?;
         if self.schedule { Ok(()) } else { self.tools()?.check(&self.programs()) }
@@ -150,7 +162,29 @@ impl PunishArguments {
     }
 
     fn programs(&self) -> Vec<Program> {
-        command::chosen(&self.program, FaultMode::Punish)
+        let mut programs = command::chosen(&self.program, FaultMode::Punish);
+        programs.retain(|program| *program != Program::Udp || self.why_no_udp().is_none());
+        programs
+    }
+
+    fn placement(&self) -> Placement {
+        match (self.faults.is_empty(), &self.lab) {
+            (false, _) if self.hosts => Placement::Hosts,
+            (false, _) => Placement::Gateways,
+            (true, Some(_)) => Placement::Hosts,
+            (true, None) => Placement::One,
+        }
+    }
+
+    /// Why the setting `udp=on` has no effect in this run; `None`: it has one.
+    fn why_no_udp(&self) -> Option<&'static str> {
+        match (self.placement(), senders_log()) {
+            (Placement::Hosts, true) => None,
+            (Placement::Hosts, false) => {
+                Some("with recover_log=relay all messages go through relays, by streams")
+            }
+            _ => Some("only hosts of one cluster exchange messages over UDP: add --lab or --hosts"),
+        }
     }
 
     fn kills(&self, seed: u64) -> KillSchedule {
@@ -162,6 +196,7 @@ impl PunishArguments {
         // A large number of restarts is allowed, because the kills are not the ranks' fault.
         let mut words = ["--recover", "--max-restarts=1000000"].map(String::from).to_vec();
         words.extend(self.clusters.map(|clusters| format!("--clusters={clusters}")));
+        words.extend(self.hosts.then(|| "--set=recover_log=sender".to_owned()));
         // Whole milliseconds: a time option has no decimal point.
         let millis = self.checkpoint.map(|every| (every * 1e3) as u64);
         words.extend(millis.map(|millis| format!("--checkpoint={millis}ms")));
@@ -173,11 +208,7 @@ impl PunishArguments {
             ranks: self.ranks,
             mode: FaultMode::Punish,
             run_options: words,
-            placement: match (self.faults.is_empty(), &self.lab) {
-                (false, _) => Placement::Gateways,
-                (true, Some(_)) => Placement::Hosts,
-                (true, None) => Placement::One,
-            },
+            placement: self.placement(),
         })
     }
 
@@ -216,6 +247,7 @@ impl PunishArguments {
                 add(name, path.into());
             }
         }
+        words.extend(self.hosts.then(|| "--hosts".into()));
         words
     }
 
@@ -242,6 +274,11 @@ impl PunishArguments {
         };
         Ok(command::conclude("punish", seed, &tally, is_interrupted))
     }
+}
+
+/// Whether the senders log messages: true unless the user's settings choose the relays.
+fn senders_log() -> bool {
+    !std::env::var(RECOVER_LOG.variable()).is_ok_and(|said| said.trim() == "relay")
 }
 
 #[cfg(test)]
@@ -274,15 +311,31 @@ mod tests {
         assert!(again.schedule(9).unwrap().is_some());
         let rail = PunishCli::parse_from(["x", "--faults", "slow"]).punish;
         assert!(rail.schedule(9).is_err_and(|error| error.to_string().contains("nowhere")));
+        let hosts = PunishCli::parse_from(["x", "--faults", "slow", "--hosts"]).punish;
+        let words = hosts.arguments(9);
+        let again = PunishCli::parse_from([OsString::from("x")].into_iter().chain(words)).punish;
+        assert!(again.hosts && again.schedule(9).unwrap().is_some());
+        assert!(PunishCli::try_parse_from(["x", "--hosts"]).is_err());
     }
 
     #[test]
-    fn unrecorded_programs_are_not_punished() {
-        let punish =
-            |program| PunishCli::parse_from(["x", "--schedule", "--program", program]).punish;
-        assert!(punish("udp").check().unwrap_err().to_string().contains("over UDP"));
-        assert!(punish("imb").check().is_ok(), "what it reads of clocks is recorded");
-        assert!(PunishCli::parse_from(["x", "--schedule"]).punish.check().is_ok());
+    fn udp_needs_ranks_on_hosts() {
+        let punish = |line: &str| {
+            let words = "x --schedule ".to_owned() + line;
+            PunishCli::parse_from(words.split_whitespace()).punish
+        };
+        for line in ["", "--clusters 2", "--faults all"] {
+            let udp = punish(&format!("--program udp {line}"));
+            assert!(udp.check().unwrap_err().to_string().contains("over UDP"));
+            assert!(punish(line).check().is_ok());
+            assert!(!punish(line).programs().contains(&Program::Udp));
+        }
+        for line in ["--faults all --hosts", "--lab a.toml"] {
+            let udp = punish(&format!("--program udp {line}"));
+            assert_eq!((udp.why_no_udp(), udp.programs()), (None, vec![Program::Udp]));
+            assert!(punish(line).programs().contains(&Program::Udp));
+        }
+        assert!(punish("--program imb").check().is_ok(), "what it reads of clocks is recorded");
         assert!(file::parse(DEFAULT_LAB, "punish").is_ok());
     }
 }
