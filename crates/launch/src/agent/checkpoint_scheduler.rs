@@ -31,14 +31,12 @@
 //! | `disk_tasks` | work in the folder of images, by threads |
 //! | `kept_images` | the images that exist, and where others see them |
 //! | `scheduler_step` | the steps of an image in progress |
-//! | `wanted_images` | which image full logs have first |
 
 mod disk_tasks;
 mod kept_images;
 mod quiesce_socket;
 mod scheduler_step;
 mod unrestorable;
-mod wanted_images;
 
 use std::path::PathBuf;
 use std::thread::JoinHandle;
@@ -57,7 +55,6 @@ use kept_images::KeptImages;
 pub use quiesce_socket::{QuiesceReply, QuiesceSocket};
 pub use scheduler_step::SchedulerStep;
 pub use unrestorable::unrestorable;
-pub use wanted_images::{WantedImages, request_wanted};
 
 /// Pause between two checks whether the folder of an image is ready, while the rank stands still.
 const FOLDER_POLL_INTERVAL: Duration = Duration::from_millis(1);
@@ -279,15 +276,6 @@ impl CheckpointScheduler {
                 | CheckpointState::Preparing { .. }
                 | CheckpointState::Dumping(_)
         )
-    }
-
-    /// Whether an image of the rank is being taken, or the rank was asked to stop for it at most
-    /// this long ago.
-    fn takes_processor(&self, patience: Duration, now: Instant) -> bool {
-        match self.state {
-            CheckpointState::Requested { since } => now < since + patience,
-            _ => self.is_stopping(),
-        }
     }
 
     /// Whether nothing is being done about an image.

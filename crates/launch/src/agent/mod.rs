@@ -97,7 +97,7 @@ use crate::control_stream::ControlStream;
 use crate::ending::Ending;
 use crate::sys::{self, Signals};
 use checkpoint_round::{CheckpointRound, CheckpointStep};
-use checkpoint_scheduler::{CheckpointRequester, CheckpointScheduler, request_wanted};
+use checkpoint_scheduler::{CheckpointRequester, CheckpointScheduler};
 use child_agent::ChildAgents;
 use course::{Course, Phase};
 use exits::Exit;
@@ -238,8 +238,7 @@ impl Agent {
                     .flatten();
                 let frames = self.supervisor.frames_time();
                 let unit = self.supervisor.unit.as_ref().and_then(|unit| unit.next_time());
-                let wanted = self.supervisor.wanted_images.next_time();
-                let frames = frames.into_iter().chain(unit).chain(wanted);
+                let frames = frames.into_iter().chain(unit);
                 let times = notice.into_iter().chain(path_query).chain(images).chain(transfer);
                 let notice = times.chain(returns).chain(contacts).chain(loss).chain(frames).min();
                 let wait = |at: Instant| at.saturating_duration_since(Instant::now());
@@ -452,7 +451,6 @@ impl Agent {
             self.checkpoint_round(index).end(outcome);
         }
         unit_rollback::advance_round(&mut self.supervisor, &mut self.parent);
-        request_wanted(&mut self.supervisor);
     }
 
     fn advance_checkpoint(&mut self, index: usize) -> Result<()> {

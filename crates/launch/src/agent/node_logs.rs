@@ -8,14 +8,12 @@
 //!
 //! | module | has what is needed by |
 //! |---|---|
-//! | `image_wishes` | ranks whose logs are long |
 //! | `moves` | ranks that may move to another node |
 //! | `unit` | ranks that begin again together |
 //!
 //! What may never happen: the file ends before the agent; something is released that an incarnation
 //! from a kept image may need; an older contact replaces a newer one.
 
-mod image_wishes;
 mod moves;
 pub mod unit;
 
@@ -32,10 +30,10 @@ use landbridge_proto::log::counts::LogCounts;
 use landbridge_proto::log::layout::{
     AGENT_BELL_AT, BELL_AT, CONTACTS_CHANGED_AT, COUNTS_AT, CUT_AT, CUT_IS_OVER, DELIVERIES_BYTES,
     DELIVERIES_DISCARDED_AT, DELIVERIES_END_AT, DELIVERIES_PUNCHED_AT, DELIVERIES_RELEASED_AT,
-    DISK_MAX_AT, FILE_BYTES, HUGE_PAGES_AT, IN_UNIT, IS_CUTTING, IS_LOCAL, LOCAL_AT,
-    LOGGED_PROCESSES_MAX, MEMORY_MAX_AT, NO_IMAGES_AT, NOTHING_WAITS, RELEASE_BYTES, REPORT_BYTES,
-    REPORT_WORDS, SET_BYTES, STABLE_ASKED_AT, STABLE_AT, STABLE_WANTED_AT, contact_at, control_at,
-    deliveries_at, report_at,
+    DISK_MAX_AT, DISK_TAKEN_AT, FILE_BYTES, HUGE_PAGES_AT, IMAGES_WANTED_AT, IN_UNIT, IS_CUTTING,
+    IS_LOCAL, LOCAL_AT, LOGGED_PROCESSES_MAX, MEMORY_MAX_AT, NO_IMAGES_AT, NOTHING_WAITS,
+    RELEASE_BYTES, REPORT_BYTES, REPORT_WORDS, STABLE_ASKED_AT, STABLE_AT, STABLE_WANTED_AT,
+    contact_at, control_at, deliveries_at, report_at,
 };
 use landbridge_proto::log::release::{LogPositions, LogReleases};
 use landbridge_proto::log::unit::UnitCursors;
@@ -192,6 +190,26 @@ impl NodeLogs {
             (before != Some(contact.generation)).then(|| (rank, contact.emit().to_vec()))
         };
         self.local.borrow().iter().filter_map(|process| take(*process)).collect()
+    }
+
+    /// The ranks of which images are wanted, so that logs can be released that have become long.
+    /// None, as long as the logs can go on on disk: images then come in their turn.
+    pub fn take_image_wishes(&self) -> BTreeSet<u32> {
+        let mut ranks = BTreeSet::new();
+        for rank in self.local.borrow().iter() {
+            let at = control_at(*rank as usize) + IMAGES_WANTED_AT as u64;
+            let mut word = [0; 8];
+            let is_read = pread(&self.files.memory, &mut word, at).is_ok();
+            let wanted = u64::from_ne_bytes(word);
+            if is_read && wanted > 0 && pwrite(&self.files.memory, &[0; 8], at).is_ok() {
+                ranks.insert(*rank);
+                ranks.extend(wanted.checked_sub(2).and_then(|peer| u32::try_from(peer).ok()));
+            }
+        }
+        if self.word(DISK_TAKEN_AT) < self.word(DISK_MAX_AT) / 2 {
+            ranks.clear();
+        }
+        ranks
     }
 
     /// Notes the contact of a rank, which may be one of this node.
@@ -394,16 +412,6 @@ impl NodeLogs {
         u64::from_ne_bytes(word)
     }
 
-    /// The processes in a set of the file ([`SET_BYTES`]).
-    pub fn set(&self, at: u64) -> Vec<u32> {
-        let words =
-            (0..SET_BYTES as u32 / 8).map(|place| (place, self.word(at + u64::from(place) * 8)));
-        let processes = words.flat_map(|(place, word)| {
-            (0..64).filter(move |bit| word >> bit & 1 == 1).map(move |bit| place * 64 + bit)
-        });
-        processes.collect()
-    }
-
     /// Writes a position twice ([`RELEASE_BYTES`]).
     pub fn write_release(&self, at: u64, position: u64) -> Result<()> {
         for at in [at, at + RELEASE_BYTES as u64 / 2] {
@@ -524,7 +532,7 @@ mod tests {
         assert_eq!(memory_share(&[], 4, None), None);
     }
 
-    pub(super) fn logs(local: Range<u32>) -> NodeLogs {
+    fn logs(local: Range<u32>) -> NodeLogs {
         let logs = NodeLogs::of("test", None).unwrap();
         logs.add(local).unwrap();
         logs
@@ -585,6 +593,25 @@ mod tests {
         assert!(logs.note_contact(beyond, &contact(1).emit()).is_err());
         assert!(logs.add(beyond..beyond + 1).is_err());
         assert!(logs.note_contact(2, &[7; 64]).is_err());
+    }
+
+    #[test]
+    fn a_rank_whose_logs_are_long_wants_images_of_itself_and_of_another_one() {
+        let logs = logs(0..4);
+        let want = |rank: usize, word: u64| {
+            let at = control_at(rank) + IMAGES_WANTED_AT as u64;
+            pwrite(&logs.files.memory, &word.to_ne_bytes(), at).unwrap();
+        };
+        want(1, 1);
+        want(2, 2 + 3);
+        assert_eq!(logs.take_image_wishes(), [1, 2, 3].into());
+        assert_eq!(logs.take_image_wishes(), [].into());
+        for (disk_taken, ranks) in [(499, vec![]), (500, vec![1])] {
+            want(1, 1);
+            pwrite(&logs.files.memory, &1000_u64.to_ne_bytes(), DISK_MAX_AT).unwrap();
+            pwrite(&logs.files.memory, &u64::to_ne_bytes(disk_taken), DISK_TAKEN_AT).unwrap();
+            assert_eq!(logs.take_image_wishes(), ranks.into_iter().collect(), "{disk_taken}");
+        }
     }
 
     #[test]

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use super::checkpoint_scheduler::{CheckpointRequester, CheckpointScheduler, WantedImages};
+use super::checkpoint_scheduler::{CheckpointRequester, CheckpointScheduler};
 use super::contact::Libraries;
 use super::exits::{Exit, Exits};
 use super::frame_carrier::{AGENT_TICKETS, FrameCarrier};
@@ -91,7 +91,6 @@ pub struct RankSupervisor {
     frame_carrier: Option<FrameCarrier>,
     /// The ranks of this node, if they begin again together.
     pub unit: Option<RecoveryUnit>,
-    pub wanted_images: WantedImages,
     /// When the replay progress of the ranks was reported last.
     progress_reported_at: Instant,
 }
@@ -109,7 +108,6 @@ impl RankSupervisor {
             node_cut: None,
             frame_carrier: None,
             unit: None,
-            wanted_images: WantedImages::default(),
             progress_reported_at: Instant::now(),
         }
     }
@@ -322,10 +320,9 @@ impl RankSupervisor {
     /// reached that were not there before.
     pub fn handle_log_bell(&mut self) -> Vec<(u32, Vec<u8>)> {
         let Some(logs) = self.node_logs.clone() else { return Vec::new() };
-        let has_scheduler = |rank: u32| {
-            self.ranks.iter().any(|local| local.rank == rank && local.scheduler.is_some())
-        };
-        self.wanted_images.add(logs.take_image_wishes(has_scheduler));
+        for rank in logs.take_image_wishes() {
+            self.request_checkpoints(Some(rank), CheckpointRequester::FullLog);
+        }
         logs.take_contacts()
     }
 

@@ -11,7 +11,7 @@ use landbridge_proto::log::next_segment::Releases;
 
 use super::NodeLogs;
 use super::log_end::LogWriter;
-use super::pair_releases::{FileWords, PairReleases, released};
+use super::pair_releases::{FileWords, PairReleases};
 use super::window::Mapped;
 
 /// Memory of the logs that a process writes, in bytes.
@@ -101,20 +101,17 @@ fn for_each_written(
     }
 }
 
-/// Asks the agent for images of this process, and of that of this node whose log from here has
-/// most that is not released: a log is released up to what both cover. The agent clears the word
-/// before it acts, so it is awake as long as the word holds an earlier wish.
-pub(super) fn ask_for_images(logs: &mut NodeLogs) {
-    let (head, own) = (&logs.open.head, logs.open.owner.process);
+/// Asks the agent for images of this process, and of that of this node whose log from here is
+/// the longest: a log is released up to what both cover. The agent clears the word before it acts,
+/// so it is awake as long as the word holds an earlier wish.
+pub(super) fn ask_for_images(logs: &NodeLogs) {
+    let head = &logs.open.head;
     if head.word(NO_IMAGES_AT as usize).load(Ordering::Relaxed) != 0 {
         return;
     }
-    let local = logs.open.writers.iter_mut().filter(|(_, target)| !target.is_remote);
-    let needed = local.map(|(to, target)| {
-        let released = released(head, (own, to), target.is_in_unit);
-        (target.log.chain.needed(released), to)
-    });
-    let wanted = needed.max().map_or(1, |(_, to)| to as u64 + 2);
+    let local = logs.open.writers.iter().filter(|(_, target)| !target.is_remote);
+    let longest = local.max_by_key(|(_, target)| target.log.chain.touched());
+    let wanted = longest.map_or(1, |(to, _)| to as u64 + 2);
     let at = logs.open.owner.control() + IMAGES_WANTED_AT;
     if head.word(at).swap(wanted, Ordering::AcqRel) == 0 {
         logs.ring_agent();
