@@ -37,7 +37,8 @@ back: a rank of a program that only communicates is killed, alone or with the ra
 What leaves: build/results/bench-recovery.json, in which each part has the time, the commit and a
 digest of the binaries of its measurement. Checkpoints: bench/checkpoint.py.
 
-Before each job as much memory is touched and released as the job can use (warm.py).
+Before each job as much memory is touched and released as the job can use, and the machine does not
+give free memory back to its host meanwhile, if it can be said (warm.py).
 """
 
 import json
@@ -99,9 +100,9 @@ def measure(rounds: int = ROUNDS, parts: tuple[str, ...] = PARTS, quick: bool = 
     result = {part: kept[part] for part in PARTS if "stamp" in kept.get(part, {})}
     for part in parts:
         began = time.monotonic()
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory() as folder, warm.kept() as is_kept:
             made = Bench(part, 1 if part == "counts" else rounds, quick, Path(folder)).measured()
-        result[part] = made | {"is_trial": quick, "seconds": round(time.monotonic() - began), "stamp": stamp.of_binaries()}
+        result[part] = made | {"is_kept": is_kept, "is_trial": quick, "seconds": round(time.monotonic() - began), "stamp": stamp.of_binaries()}
         print(f"{part}: {result[part]['seconds']} s", flush=True)
         file.write_text(json.dumps(result, indent=1))
     return result

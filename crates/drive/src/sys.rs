@@ -113,7 +113,9 @@ pub struct TcpInfo {
     pub has_unacked: bool,
     /// Whether bytes cannot leave although the other end's window is open.
     pub has_unsent: bool,
-    /// Whether bytes cannot leave because the other end's window is closed.
+    /// Whether bytes cannot leave because the other end's window is closed, or too small for a
+    /// segment while nothing is in flight: the kernel then waits for a larger one (RFC 9293,
+    /// section 3.8.6.2.1).
     pub is_zero_window: bool,
     /// The smoothed round trip.
     pub round_trip_micros: u32,
@@ -125,6 +127,7 @@ pub struct TcpInfo {
 
 /// The offsets of fields in Linux' `struct tcp_info` (linux/tcp.h), of which the C library knows
 /// only the older ones. Kernels before 5.4 do not report the last field.
+const SND_MSS_AT: usize = 16;
 const UNACKED_AT: usize = 24;
 const LAST_DATA_RECV_AT: usize = 52;
 const LAST_ACK_RECV_AT: usize = 56;
@@ -150,7 +153,9 @@ pub fn tcp_info(socket: impl AsFd) -> Option<TcpInfo> {
         )
     };
     let word = |at: usize| info[at / 4];
-    let has_room = size as usize <= SND_WND_AT || word(SND_WND_AT) > 0;
+    // With bytes in flight, an acknowledgement may open the window.
+    let needed = if word(UNACKED_AT) > 0 { 1 } else { word(SND_MSS_AT) };
+    let has_room = size as usize <= SND_WND_AT || word(SND_WND_AT) >= needed;
     (result == 0).then(|| TcpInfo {
         idle_millis: word(LAST_ACK_RECV_AT).min(word(LAST_DATA_RECV_AT)) as u64,
         unacked_millis: word(LAST_ACK_RECV_AT) as u64,
@@ -216,6 +221,32 @@ mod tests {
         let mut bytes = [0; 128];
         assert_eq!(rustix::io::read(&fd, &mut bytes), Ok(128));
         assert_eq!(i32::from_ne_bytes(bytes[..4].try_into().unwrap()), libc::SIGUSR2);
+    }
+
+    /// A receiver leaves a window that is too small for a segment before it closes the window.
+    #[test]
+    fn what_waits_for_a_larger_window_is_not_taken_for_silence() {
+        use std::io::Write;
+        use std::net::{TcpListener, TcpStream};
+        use std::time::{Duration, Instant};
+        for writes_slowly in [false, true] {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let mut one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            let _other = listener.accept().unwrap().0;
+            one.set_nonblocking(true).unwrap();
+            while one.write(&[0; 777]).is_ok() {
+                if writes_slowly {
+                    std::thread::sleep(Duration::from_micros(30));
+                }
+            }
+            std::thread::sleep(Duration::from_millis(20));
+            let began = Instant::now();
+            while began.elapsed() < Duration::from_millis(400) {
+                let info = tcp_info(&one).unwrap();
+                assert!(info.has_unacked || !info.has_unsent, "{info:?}");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
     }
 
     #[test]

@@ -45,7 +45,8 @@ fn add(lines: &mut String, line: &impl Serialize) {
 }
 
 fn status(logs: &NodeLogs, rank: &LocalRank) -> ProcessLogStatus {
-    let HeldLogs { counts, released, released_bytes, end } = logs.held(rank.rank);
+    let HeldLogs { counts, released, released_bytes, end, is_discarded } = logs.held(rank.rank);
+    let problem = if is_discarded { DISCARDED } else { "" };
     let frames = counts.delivered_frames.saturating_sub(released.delivered_frames);
     ProcessLogStatus {
         process: rank.rank,
@@ -61,14 +62,21 @@ fn status(logs: &NodeLogs, rank: &LocalRank) -> ProcessLogStatus {
         delivered_frames: frames,
         polls: counts.polls,
         is_replaying: rank.replay.as_ref().is_some_and(PmiReplay::is_replaying),
-        problem: String::new(),
+        problem: problem.to_string(),
     }
 }
+
+/// What is said of a rank that has given up deliveries.
+const DISCARDED: &str = "memory for its deliveries was full: it cannot be restarted";
 
 /// Adds `count` deliveries from number `from` on, each with the processes that have sent its
 /// frames.
 fn add_deliveries(lines: &mut String, logs: &NodeLogs, rank: u32, (from, count): (u64, u64)) {
-    let HeldLogs { released, released_bytes, end, .. } = logs.held(rank);
+    let HeldLogs { released, released_bytes, end, is_discarded, .. } = logs.held(rank);
+    if is_discarded {
+        // Nobody knows where a delivery begins.
+        return;
+    }
     let mut reader = DeliveriesReader::new(logs, rank, released_bytes..end);
     let (mut polls, mut micros) = (released.polls, released.micros);
     let (first, mut frame) = (released.deliveries, released.delivered_frames);

@@ -97,6 +97,8 @@ pub struct HeldLogs {
     pub released_bytes: u64,
     /// Bytes of deliveries that were written.
     pub end: u64,
+    /// The rank has given up deliveries that are not released, because memory was full.
+    pub is_discarded: bool,
 }
 
 impl NodeLogs {
@@ -395,8 +397,10 @@ impl NodeLogs {
     pub fn held(&self, rank: u32) -> HeldLogs {
         let released = self.state.borrow().deliveries.get(&rank).copied();
         let (released_bytes, released) = released.unwrap_or_default();
-        let end = self.word(control_at(rank as usize) + DELIVERIES_END_AT as u64);
-        HeldLogs { counts: self.counts(rank), released, released_bytes, end }
+        let word = |at: usize| self.word(control_at(rank as usize) + at as u64);
+        let end = word(DELIVERIES_END_AT);
+        let is_discarded = word(DELIVERIES_DISCARDED_AT) > released_bytes;
+        HeldLogs { counts: self.counts(rank), released, released_bytes, end, is_discarded }
     }
 
     /// What a rank has sent and delivered.

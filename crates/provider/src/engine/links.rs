@@ -60,8 +60,10 @@ pub struct LinkHealth {
 
 impl LinkHealth {
     /// Updates the time for which bytes in flight on `stream` have not been confirmed. Returns the
-    /// round trip time, or `None` if no bytes are in flight.
-    fn update(&mut self, stream: &StreamLink) -> Option<Duration> {
+    /// round trip time, or `None` if no bytes are in flight. `has_paused`: nobody has looked for a
+    /// while, so that other bytes may be in flight than at the last check.
+    fn update(&mut self, stream: &StreamLink, has_paused: bool) -> Option<Duration> {
+        let before = std::mem::take(&mut self.unacked_for);
         if !self.has_sent && self.unacked_since.is_none() {
             return None;
         }
@@ -69,6 +71,9 @@ impl LinkHealth {
         if !(tcp_info.has_unacked || tcp_info.has_unsent) {
             (self.unacked_since, self.has_sent) = (None, false);
             return None;
+        }
+        if has_paused {
+            self.unacked_since = self.unacked_since.and(Instant::now().checked_sub(before));
         }
         // The last confirmation may be long ago because nothing was sent.
         let waiting = self.unacked_since.get_or_insert_with(Instant::now).elapsed();
@@ -214,10 +219,9 @@ impl Link {
 
     /// Updates the time for which bytes in flight have not been confirmed. Returns the round trip
     /// time, or `None` if no bytes are in flight or the link is not a stream.
-    pub fn update_health(&mut self) -> Option<Duration> {
-        self.health.unacked_for = Duration::ZERO;
+    pub fn update_health(&mut self, has_paused: bool) -> Option<Duration> {
         match &self.carrier {
-            Carrier::Stream(stream) => self.health.update(stream),
+            Carrier::Stream(stream) => self.health.update(stream, has_paused),
             _ => None,
         }
     }

@@ -69,18 +69,29 @@ impl OtherNodes {
     /// Opens the transport once another node is known.
     #[inline]
     fn open_if_needed(&mut self, connections: &mut Connections) {
+        let own = connections.data.own.address.index() as usize;
         let Some(logs) = connections.node_logs() else { return };
         if let Some(peer) = logs.take_discard_notice() {
-            self.warn(peer);
+            self.warn(own, peer);
         }
         if self.transport.is_none() && (logs.remote_count() > 0 || logs.contacts_changed() != 0) {
             self.open_transport(connections);
         }
     }
 
+    /// `peer`: see [`NodeLogs::take_discard_notice`].
     #[cold]
-    fn warn(&mut self, peer: usize) {
-        if !std::mem::replace(&mut self.has_warned, true) {
+    fn warn(&mut self, own: usize, peer: usize) {
+        if std::mem::replace(&mut self.has_warned, true) {
+            return;
+        }
+        if peer == own {
+            log!(
+                Warn,
+                "memory for message logs is full (recover_memory): this process cannot be \
+                 restarted before its next checkpoint"
+            );
+        } else {
             log!(
                 Warn,
                 "memory for message logs is full (recover_memory): this process and process {peer} \

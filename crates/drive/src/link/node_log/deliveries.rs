@@ -12,10 +12,12 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 use landbridge_proto::log::delivery::{Delivery, Run};
 use landbridge_proto::log::layout::DELIVERIES_BYTES;
 
+use super::open_logs::DeliveryWords;
 use super::window::Mapped;
 
 /// Bytes of the ring that are kept when it is full.
 const KEPT_BYTES: u64 = (DELIVERIES_BYTES - DELIVERIES_BYTES / 8) as u64;
+const PAGE_BYTES: u64 = 4096;
 
 /// How far the deliveries of a process have come.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -26,21 +28,13 @@ pub(super) struct DeliveryCursor {
     pub number: u64,
 }
 
-/// Control words of the process.
-pub(super) struct DeliveryWords<'a> {
-    /// Bytes of deliveries that were ever written.
-    pub end: &'a AtomicU64,
-    /// Up to where deliveries are given up because the ring was full.
-    pub discarded: &'a AtomicU64,
-    /// The agent gives back pages.
-    pub punched: &'a AtomicU64,
-}
-
 pub(super) struct Deliveries {
     ring: Mapped,
     pub cursor: DeliveryCursor,
-    /// Bytes that are released for all that is known.
+    /// Bytes that are released, or given up, for all that is known.
     released: u64,
+    /// Bytes whose memory this process has given back; the agent gives back what is released.
+    given_back: u64,
     /// Bytes that were there when this incarnation began.
     replayed_end: u64,
     /// What is left of the delivery that is replayed, the last run first.
@@ -51,14 +45,21 @@ pub(super) struct Deliveries {
 }
 
 impl Deliveries {
-    /// The deliveries in `ring`, from `cursor` on. `end`: the control word.
-    pub fn new(mut ring: Mapped, cursor: DeliveryCursor, end: &AtomicU64) -> Deliveries {
+    /// The deliveries in `ring`, from `cursor` on. `kept_from`: the byte from which on they are
+    /// kept. `end`: the control word.
+    pub fn new(
+        mut ring: Mapped,
+        cursor: DeliveryCursor,
+        kept_from: u64,
+        end: &AtomicU64,
+    ) -> Deliveries {
         // What was released before takes no memory.
         ring.begin_preparing(cursor.position as usize % DELIVERIES_BYTES);
         Deliveries {
             ring,
             cursor,
-            released: 0,
+            released: kept_from,
+            given_back: kept_from,
             replayed_end: end.load(Ordering::Acquire),
             replayed: Vec::new(),
             pending: Delivery::default(),
@@ -138,11 +139,39 @@ impl Deliveries {
         self.cursor.position - self.released
     }
 
-    /// Gives up the oldest part of the full ring, so that bytes up to `next` have room. The agent,
-    /// which gives back pages, sees this, or is seen.
+    /// Bytes of memory that deliveries take beyond what the agent gives back.
+    pub fn held_bytes(&self) -> u64 {
+        self.cursor.position - self.given_back
+    }
+
+    /// Gives up the oldest deliveries until no more than `bytes_max` are left, and gives back the
+    /// memory of all that are given up or released. Returns whether some were given up: no
+    /// incarnation can replay them then.
     #[cold]
-    fn discard(&mut self, next: u64, words: &DeliveryWords<'_>) {
-        let discarded = next - KEPT_BYTES;
+    pub fn shorten(&mut self, bytes_max: u64, words: &DeliveryWords<'_>) -> bool {
+        let is_shorter = self.bytes() > bytes_max;
+        if is_shorter {
+            self.discard(self.cursor.position - bytes_max, words);
+        }
+        let ring = DELIVERIES_BYTES as u64;
+        // What is older has been written over.
+        let oldest = self.cursor.position.saturating_sub(ring);
+        let first = self.given_back.max(oldest).next_multiple_of(PAGE_BYTES);
+        let behind = self.released / PAGE_BYTES * PAGE_BYTES;
+        if first < behind {
+            let (start, bytes) = ((first % ring) as usize, (behind - first) as usize);
+            let in_lap = bytes.min(DELIVERIES_BYTES - start);
+            self.ring.give_back(start, start + in_lap);
+            self.ring.give_back(0, bytes - in_lap);
+        }
+        self.given_back = self.released;
+        is_shorter
+    }
+
+    /// Gives up the oldest deliveries, up to this byte. The agent, which gives back pages, sees
+    /// this, or is seen.
+    #[cold]
+    fn discard(&mut self, discarded: u64, words: &DeliveryWords<'_>) {
         words.discarded.store(discarded, Ordering::Release);
         fence(Ordering::SeqCst);
         while words.punched.load(Ordering::Acquire) != 0 {
@@ -162,7 +191,7 @@ impl Deliveries {
         let position = self.cursor.position;
         let next = position + self.encoded.len() as u64;
         if next - self.released > DELIVERIES_BYTES as u64 {
-            self.discard(next, words);
+            self.discard(next - KEPT_BYTES, words);
         }
         let at = position as usize % DELIVERIES_BYTES;
         let (first, second) = self.encoded.split_at(self.encoded.len().min(DELIVERIES_BYTES - at));

@@ -5,7 +5,7 @@
 
 use std::sync::atomic::Ordering;
 
-use landbridge_proto::log::layout::{IMAGES_WANTED_AT, NO_IMAGES_AT};
+use landbridge_proto::log::layout::{CUT_AT, IMAGES_WANTED_AT, NO_CUTS, NO_IMAGES_AT};
 use landbridge_proto::log::memory_share::MemoryShare;
 use landbridge_proto::log::next_segment::Releases;
 
@@ -46,6 +46,24 @@ pub(super) fn bound_memory(logs: &mut NodeLogs, bytes_max: u64) -> LogMemory {
     }
     shorten_longest(logs, share);
     log_memory(logs)
+}
+
+/// Gives up the oldest deliveries once they take three quarters of the memory: the logs with their
+/// frames take far more, so memory was full before. Where nodes may be lost, the agent reads
+/// deliveries at any time, and all of them stay.
+pub(super) fn bound_deliveries(logs: &mut NodeLogs) {
+    let bytes_max = logs.open.owner.bytes_max;
+    let most = bytes_max / 4 * 3;
+    let (bytes, held) = (logs.deliveries.bytes(), logs.deliveries.held_bytes());
+    let is_kept = logs.open.head.word(CUT_AT as usize).load(Ordering::Acquire) != NO_CUTS;
+    if bytes.max(held) <= most || is_kept {
+        return;
+    }
+    // What is released already is no reason to give up more.
+    let left = if bytes > most { bytes_max / 2 } else { bytes };
+    if logs.deliveries.shorten(left, &logs.open.delivery_words()) {
+        logs.notice.set(Some(logs.open.owner.process));
+    }
 }
 
 /// Gives up what was read of the longest log, but for its part of the memory, unless the disk has

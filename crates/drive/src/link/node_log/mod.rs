@@ -62,9 +62,9 @@ use std::sync::atomic::{Ordering, fence};
 use landbridge_proto::log::contact::agent_bell;
 use landbridge_proto::log::counts::LogCount;
 use landbridge_proto::log::layout::{
-    AGENT_BELL_AT, BELL_AT, DELIVERIES_DISCARDED_AT, DELIVERIES_END_AT, DELIVERIES_PUNCHED_AT,
-    DELIVERIES_RELEASED_AT, IMAGES_WANTED_AT, LOG_BYTES, LOGGED_PROCESSES_MAX, MEMORY_MAX_AT,
-    REGION_BYTES, ROLLBACKS_AT, SOURCES_AT, SOURCES_CHANGED_AT, TARGETS_AT, UNIT_SENT_AT,
+    AGENT_BELL_AT, BELL_AT, DELIVERIES_DISCARDED_AT, DELIVERIES_END_AT, DELIVERIES_RELEASED_AT,
+    IMAGES_WANTED_AT, LOG_BYTES, LOGGED_PROCESSES_MAX, MEMORY_MAX_AT, REGION_BYTES, ROLLBACKS_AT,
+    SOURCES_AT, SOURCES_CHANGED_AT, TARGETS_AT, UNIT_SENT_AT,
 };
 use landbridge_proto::log::memory_share::{LogExtent, MemoryShare};
 use landbridge_proto::log::segment::{LogCursor, SegmentChain};
@@ -79,10 +79,10 @@ pub use between_nodes::{
     TRANSFER_BYTES_MAX, began, digest_of_arrived, digest_of_sent, note_compared,
 };
 use by_process::ByProcess;
-use deliveries::{Deliveries, DeliveryCursor, DeliveryWords};
+use deliveries::{Deliveries, DeliveryCursor};
 use image_report::report_for_image;
 pub use log_end::{FRAME_BYTES_MAX, OtherFrame};
-use memory::{ask_for_images, bound_memory};
+use memory::{ask_for_images, bound_deliveries, bound_memory};
 use moved::Moved;
 pub use open_logs::not_kept;
 use open_logs::{LogOwner, OpenLogs, bell_of, no_such_process};
@@ -214,7 +214,8 @@ impl ClosedLogs {
         if memory_max > 0 {
             owner.bytes_max = owner.bytes_max.min(memory_max);
         }
-        if deliveries_kept_from(&head, &owner) > deliveries.position {
+        let kept_from = deliveries_kept_from(&head, &owner);
+        if kept_from > deliveries.position {
             return Err(not_kept());
         }
         // The agent may not have learnt of this wish, whose process was killed.
@@ -227,7 +228,8 @@ impl ClosedLogs {
             moved.place(&mut writers, &mut readers, &mut remote)?;
         }
         let end = head.word(owner.control() + DELIVERIES_END_AT);
-        let deliveries = Deliveries::new(window.deliveries(owner.process)?, deliveries, end);
+        let deliveries =
+            Deliveries::new(window.deliveries(owner.process)?, deliveries, kept_from, end);
         let count = deliveries.count()?;
         let mut logs = NodeLogs {
             doorbell: Doorbell::new(&owner, &head)?,
@@ -432,6 +434,7 @@ impl NodeLogs {
     fn check_memory(&mut self) {
         let released = self.open.owner.control() + DELIVERIES_RELEASED_AT;
         self.deliveries.note_release(|known| self.open.head.release(released, known));
+        bound_deliveries(self);
         let (bytes_max, deliveries) = (self.open.owner.bytes_max, self.deliveries.bytes());
         let memory = bound_memory(self, bytes_max.saturating_sub(deliveries));
         self.open.count_word(LogCount::LogBytes).store(memory.taken, Ordering::Relaxed);
@@ -442,7 +445,8 @@ impl NodeLogs {
     }
 
     /// A process whose log to this one, or from it, was discarded since this was asked, because
-    /// memory was full: neither of both can be restarted before its next image.
+    /// memory was full: neither of both can be restarted before its next image. This process
+    /// itself: its deliveries were, and it alone cannot.
     #[inline]
     pub fn take_discard_notice(&mut self) -> Option<usize> {
         self.notice.take()
@@ -526,12 +530,7 @@ impl NodeLogs {
     pub fn note_delivery(&mut self, polls: u64, micros: u64) {
         await_cut(&self.open.head);
         let before = self.deliveries.cursor.position;
-        let control = self.open.owner.control();
-        let words = DeliveryWords {
-            end: self.open.head.word(control + DELIVERIES_END_AT),
-            discarded: self.open.head.word(control + DELIVERIES_DISCARDED_AT),
-            punched: self.open.head.word(control + DELIVERIES_PUNCHED_AT),
-        };
+        let words = self.open.delivery_words();
         let frames = self.deliveries.write(polls, micros, &words);
         self.open.count(LogCount::Deliveries, 1);
         self.open.count(LogCount::DeliveredFrames, frames);

@@ -9,8 +9,9 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use landbridge_proto::log::counts::LogCount;
 use landbridge_proto::log::layout::{
-    BELL_AT, IN_UNIT, LOCAL_AT, LOGGED_PROCESSES_MAX, PARKED_AT, SOURCES_AT, SOURCES_CHANGED_AT,
-    TARGETS_AT, begins_at, control_at, discarded_at,
+    BELL_AT, DELIVERIES_DISCARDED_AT, DELIVERIES_END_AT, DELIVERIES_PUNCHED_AT, IN_UNIT, LOCAL_AT,
+    LOGGED_PROCESSES_MAX, PARKED_AT, SOURCES_AT, SOURCES_CHANGED_AT, TARGETS_AT, begins_at,
+    control_at, discarded_at,
 };
 use landbridge_proto::log::segment::{LogCursor, SegmentChain};
 use rustix::net::SocketAddrUnix;
@@ -61,6 +62,16 @@ pub(super) struct OpenLogs {
     pub window: Window,
 }
 
+/// Control words of a process, for its deliveries.
+pub(super) struct DeliveryWords<'a> {
+    /// Bytes of deliveries that were ever written.
+    pub end: &'a AtomicU64,
+    /// Up to where deliveries are given up because the ring, or memory, was full.
+    pub discarded: &'a AtomicU64,
+    /// The agent gives back pages.
+    pub punched: &'a AtomicU64,
+}
+
 impl OpenLogs {
     /// No log is open.
     pub fn new(owner: LogOwner, head: Mapped, window: Window) -> OpenLogs {
@@ -99,6 +110,17 @@ impl OpenLogs {
     #[inline]
     pub fn count_word(&self, count: LogCount) -> &AtomicU64 {
         self.head.word(self.owner.control() + count.at())
+    }
+
+    /// The control words of this process's deliveries.
+    #[inline]
+    pub fn delivery_words(&self) -> DeliveryWords<'_> {
+        let control = self.owner.control();
+        DeliveryWords {
+            end: self.head.word(control + DELIVERIES_END_AT),
+            discarded: self.head.word(control + DELIVERIES_DISCARDED_AT),
+            punched: self.head.word(control + DELIVERIES_PUNCHED_AT),
+        }
     }
 
     /// Makes known that a log may be written.

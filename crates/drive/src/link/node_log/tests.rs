@@ -3,8 +3,9 @@
 use std::collections::VecDeque;
 
 use landbridge_proto::log::layout::{
-    FILE_BYTES, HUGE_PAGES_AT, IMAGES_WANTED_AT, IN_UNIT, IS_LOCAL, LOCAL_AT, NO_IMAGES_AT,
-    NOTHING_WAITS, STABLE_AT, UNIT_KEEPS_AT, control_at, discarded_at, release_at, report_at,
+    CUT_AT, CUT_IS_OVER, FILE_BYTES, HUGE_PAGES_AT, IMAGES_WANTED_AT, IN_UNIT, IS_LOCAL, LOCAL_AT,
+    NO_CUTS, NO_IMAGES_AT, NOTHING_WAITS, STABLE_AT, UNIT_KEEPS_AT, control_at, discarded_at,
+    release_at, report_at,
 };
 use landbridge_proto::log::release::LogPositions;
 use landbridge_proto::log::unit::emptied_log;
@@ -75,6 +76,12 @@ impl Node {
         let job = self.job.as_bytes();
         let closed = ClosedLogs::new(process, job, bytes_max, 4).unwrap();
         closed.open(self.files()).unwrap()
+    }
+
+    /// Why an incarnation of a process cannot begin; `None`: it can.
+    fn refusal(&self, process: usize) -> Option<String> {
+        let closed = ClosedLogs::new(process, self.job.as_bytes(), 1 << 30, 4).unwrap();
+        closed.open(self.files()).err().map(|error| error.to_string())
     }
 
     pub fn release(&self, from: usize, to: usize, position: u64) {
@@ -314,6 +321,26 @@ fn full_memory_costs_restarts_and_nothing_else() {
         let error = closed.open(node.file.as_fd()).map(drop).unwrap_err();
         assert!(error.to_string().contains("not kept any more"), "{process}: {error}");
     }
+}
+
+/// Deliveries without frames, as of a clock, are in no log: they alone fill the memory.
+#[test]
+fn deliveries_are_bounded_too_unless_the_agent_reads_them_at_any_time() {
+    const DELIVERIES: u64 = 3_000_000;
+    let taken = |cuts: u64| {
+        let node = Node::new(&format!("deliveries-{cuts}"), 2);
+        node.write(CUT_AT, cuts);
+        let mut zero = node.begin(0, 4 << 20);
+        (0..DELIVERIES).for_each(|number| zero.note_delivery(1, number % 100 + 1));
+        (mebibytes(&node), zero.take_discard_notice(), node)
+    };
+    let (all, noticed, node) = taken(CUT_IS_OVER);
+    assert_eq!((noticed, all > 8), (None, true), "{all} MiB");
+    assert_eq!(node.refusal(0), None);
+    let (bounded, noticed, node) = taken(NO_CUTS);
+    assert_eq!((noticed, bounded <= 5), (Some(0), true), "{bounded} MiB");
+    let refusal = node.refusal(0).unwrap();
+    assert!(refusal.contains("not kept any more"), "{refusal}");
 }
 
 /// Huge pages are not prepared, wherever an incarnation begins.
