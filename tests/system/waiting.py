@@ -69,6 +69,8 @@ def main() -> int:
     else:
         within = network.lab_run(options, f"waiting-{os.getpid()}")
         recovering(checks, "recovering, two nodes over TCP", within, 2, BY_TCP, FAR_TURN_US_MAX)
+        for way, words in (("", []), (", recovering", ["--recover"])):
+            keeps_paths(checks, f"who sleeps keeps its paths, two nodes{way}", within, words)
     return checks.end()
 
 
@@ -84,6 +86,18 @@ def recovering(checks, where, within, nodes, carrier, turn_us_max):
     for title, mode, ranks, bounds, unit in rows:
         words = [*RECOVER, "--ranks-per-node", str(ranks // nodes)] if nodes > 1 else RECOVER
         measure(checks, (where, words, ""), title, mode, ranks, bounds, unit, within, carrier)
+
+
+def keeps_paths(checks, name, within, words):
+    """No path is given up because a rank is busy for seconds: its kernel confirms what arrives."""
+    if not checks.wants(name):
+        return
+    program = [common.python(checks.options), str(common.PROGRAMS / "to_sleeper.py")]
+    command = [*within, *common.landbridge_run(checks.options, 2, *words, "--ranks-per-node", "1"), *program]
+    finished = common.run(checks.options, command)
+    given_up = finished.output.count("acknowledgements have stopped")
+    is_done = finished.ok and all(f"rank {rank} is done" in finished.output for rank in (0, 1))
+    checks.check(name, is_done and not given_up, f"{common.how(finished)}, {given_up} paths given up", finished.output)
 
 
 def measure(checks, path, title, mode, ranks, bounds, unit, within=(), carrier=""):
