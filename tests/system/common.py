@@ -82,6 +82,14 @@ class Checks:
             return False
         return is_wanted
 
+    def wants_compiled(self, name: str) -> bool:
+        """Whether this case is to run, which compiles a program."""
+        if not self.wants(name):
+            return False
+        if why_not := no_compiler():
+            print(f"skipped: {name}: {why_not}")
+        return not why_not
+
     def check(self, name: str, is_ok: bool, measured: str, output: str = "") -> bool:
         self.made += 1
         self.failed += not is_ok

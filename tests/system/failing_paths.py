@@ -15,7 +15,6 @@ import itertools
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -301,10 +300,7 @@ def sends_in_the_log(checks, options) -> None:
     for what, (count, size) in cases.items():
         for waited_for, check_sends in (("transport", without_transport), ("keeper", without_keeper)):
             name = f"a send does not wait for the {waited_for}, {what}"
-            if not checks.wants(name):
-                continue
-            if not shutil.which("gcc"):
-                print(f"skipped: {name}: there is no gcc")
+            if not checks.wants_compiled(name):
                 continue
             check_sends(checks, options, name, count, size)
 

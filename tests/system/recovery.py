@@ -12,7 +12,6 @@ import os
 import pty
 import random
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -181,10 +180,7 @@ def crowds(options, checks) -> None:
     ranks has logs of relays, so the logs are stated."""
     for ranks in CROWDS:
         name = f"logs of the senders, {ranks} ranks on a node"
-        if not checks.wants(name):
-            continue
-        if not shutil.which("gcc"):
-            print(f"skipped: {name}: there is no gcc")
+        if not checks.wants_compiled(name):
             continue
         words = {"ranks": ranks, "limit_s": CROWD_LIMIT_S}
         logs = ["--set", "recover_log=sender"]
