@@ -525,6 +525,16 @@ def spawning(checks, options) -> None:
         spawned, moves = lines.count("rank of a spawned group is there"), output.count(" is lost (")
         is_right = (spawned, moves, lines.count(hears)) == (2, 1, 1)
         checks.check(name, code == 0 and is_right, f"exit code {code}, {spawned} processes spawned, lost {moves}", output)
+    name = LOST + "once spawned processes of another node have ended"
+    if checks.wants(name):
+        with tempfile.TemporaryDirectory() as scratch:
+            go, lab_file = Path(scratch) / "go", wide_lab(Path(scratch))
+            meets = [program[0], str(common.PROGRAMS / "meets.py"), "--behind", str(go), program[1], "north-2", "0.5"]
+            # Rank 0 receives again from them what it had received before.
+            events = [(0.3, ("north-1", KILLED)), (0.3, go.touch)]
+            code, lines, output = lab_job(options, meets, events, WIDE, "rank 0 hears", lab_file=lab_file)
+        heard, moves = lines.count(hears), output.count(" is lost (")
+        checks.check(name, code == 0 and (heard, moves) == (1, 1), f"exit code {code}, heard {heard} times, lost {moves}", output)
     name = LOST + "with processes that were spawned"
     if checks.wants(name):
         events = [(2.5, ("north-1", KILLED))]

@@ -59,6 +59,7 @@ SAMPLES = {
         "a node is lost, who prints its hostname",
         "a node is lost, who sends its hostname",
         "a node is lost, while a rank spawns",
+        "a node is lost, once spawned processes of another node have ended",
         "a node is lost, heat, two clusters",
         "a node is lost, who receive from ranks that do nothing meanwhile",
         "a node is lost, who send and then do nothing",

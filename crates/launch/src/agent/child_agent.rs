@@ -4,7 +4,7 @@
 //!
 //! What may never happen: standard input reaches an agent and is not kept for the next one.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ use landbridge_proto::nondeterminism::DURABLE_ANSWER_SECONDS_MAX;
 use super::forwarded_input::ForwardedInput;
 use super::parent_agent::ParentAgent;
 use crate::agent_state::{AgentEvent, AgentState};
-use crate::control::spawn_order::SpawnOrder;
+use crate::control::spawn_order::{Block, SpawnOrder};
 use crate::control::{Assignment, Job, Message, Node, PING_INTERVAL};
 use crate::spawn::{self, AgentProcess};
 use crate::sys;
@@ -27,11 +27,10 @@ const EFFECT_TIME_MAX: Duration = Duration::from_secs(DURABLE_ANSWER_SECONDS_MAX
 pub struct ChildAgent {
     pub process: AgentProcess,
     pub node: Node,
-    /// Group and process indices of processes that were spawned under this agent.
-    pub spawned: Vec<(u32, Range<u32>)>,
-    /// Groups of which processes were spawned under this agent, which may have ended, but for those
-    /// that could not be started completely.
-    pub ever_spawned: BTreeSet<u32>,
+    /// Process indices of processes that were spawned under this agent, by their group, without
+    /// groups that could not be started completely. Those of processes that have ended stay: what
+    /// they have sent may be asked for as long as the job runs.
+    pub spawned: BTreeMap<u32, Vec<Range<u32>>>,
     /// If the agent is lost, its further messages are ignored.
     state: AgentState,
     /// The process by which the agent was started has ended and was reaped.
@@ -50,7 +49,7 @@ impl ChildAgent {
     }
 
     pub fn holds(&self, rank: u32) -> bool {
-        self.node.holds(rank) || self.spawned.iter().any(|(_, indices)| indices.contains(&rank))
+        self.node.holds(rank) || self.spawned.values().flatten().any(|own| own.contains(&rank))
     }
 
     /// Answers that this agent has received what `serial` asked for: a rank of the node may now
@@ -150,22 +149,14 @@ impl ChildAgents {
         let mut children = Vec::new();
         let all = self.all.iter_mut().enumerate();
         for (index, child) in all.filter(|(_, child)| child.state != AgentState::Lost) {
-            let blocks = order.below(&child.node).map(|block| (order.group, block.indices()));
-            let before = child.spawned.len();
-            child.spawned.extend(blocks);
-            if child.spawned.len() > before {
-                child.ever_spawned.insert(order.group);
+            let blocks: Vec<_> = order.below(&child.node).map(Block::indices).collect();
+            if !blocks.is_empty() {
+                child.spawned.insert(order.group, blocks);
                 child.process.stream.send(&Message::SpawnOrder(Box::new(order.clone())));
                 children.push(index);
             }
         }
         children
-    }
-
-    pub fn forget_group(&mut self, number: u32) {
-        for child in &mut self.all {
-            child.spawned.retain(|&(group, _)| group != number);
-        }
     }
 
     /// Orders the agents to end. `is_orphaned`: the stream to the agent above this one has ended.
@@ -212,8 +203,7 @@ pub fn start_child(job: &Job, node: &Node) -> Result<ChildAgent> {
     Ok(ChildAgent {
         process,
         node: node.clone(),
-        spawned: Vec::new(),
-        ever_spawned: BTreeSet::new(),
+        spawned: BTreeMap::new(),
         state: AgentState::Starting,
         is_reaped: false,
         effect_allowed_at: None,

@@ -495,7 +495,6 @@ impl Agent {
     fn retire_groups(&mut self) {
         for number in self.processes.retire(&self.supervisor.ranks) {
             self.supervisor.ranks.retain(|rank| rank.group != number);
-            self.children.forget_group(number);
         }
     }
 }

@@ -229,11 +229,10 @@ impl FailoverRound<'_> {
     /// Whether processes that ranks have spawned are lost with a node, or their message logs.
     fn has_lost_spawned(&self, index: usize) -> bool {
         let child = &self.children.all[index];
-        let mut spawned = child.spawned.iter();
+        let mut spawned = child.spawned.values().flatten();
         let is_living =
             |indices: &Range<u32>| !self.failover.replicas.living(indices.clone()).is_empty();
-        spawned.any(|(_, indices)| is_living(indices))
-            || !child.ever_spawned.is_empty() && self.parent.senders_keep_logs()
+        !child.spawned.is_empty() && self.parent.senders_keep_logs() || spawned.any(is_living)
     }
 
     /// The message logs of ranks that had ended are lost with their node, and none can execute the

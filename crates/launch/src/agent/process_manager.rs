@@ -232,7 +232,7 @@ impl ProcessManager {
         group.revoked = true;
         for child in group.server.children() {
             let child = &mut children.all[child];
-            child.ever_spawned.remove(&number);
+            child.spawned.remove(&number);
             child.process.stream.send(&Message::Revoke { group: number });
         }
         let own = ranks.iter().filter(|rank| rank.group == number && rank.ending.is_none());
