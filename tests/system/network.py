@@ -150,7 +150,7 @@ def every_case(options, folder: Path) -> list[Case]:
     cases += [mpich(options, fault, RAIL_FAULTS[fault], over_udp=True) for fault in OVER_UDP]
     cases.append(open_mpi(options, "5 % loss", RAIL_FAULTS["5 % loss"], over_udp=True))
     cases.append(benchmark(options, "5 % loss", over_udp=True))
-    cases += [from_the_start(options), damaged_hellos(options), deaf(options)]
+    cases += [from_the_start(options), damaged_hellos(options), deaf(options), polls_seldom(options)]
     cases += [unchecked(options, over_udp) for over_udp in (False, True)]
     cases += [cut_off(options, over_udp) for over_udp in (False, True)]
     cases += [small_packets(options, folder, over_udp=False), small_packets(options, folder, over_udp=True)]
@@ -212,6 +212,13 @@ def damaged_hellos(options) -> Case:
     case = mpich(options, "bits flipped as it begins", events, hosts=4)
     case.started, case.within_s = None, None
     return case
+
+
+def polls_seldom(options) -> Case:
+    """A rail fails while the sending rank calls MPI ten times a second, and never for long."""
+    program = [common.python(options), str(common.PROGRAMS / "polls_seldom.py"), "6"]
+    events = [(1.0, "link . near-LAN0 --down")]
+    return Case("MPICH, one cluster, a rail fails beside who calls MPI seldom", [*words_of_run(options, 2), *program], {}, events, r"^done: [1-9]")
 
 
 def deaf(options) -> Case:

@@ -109,6 +109,8 @@ pub struct TcpInfo {
     pub idle_millis: u64,
     /// The time since the other end acknowledged anything.
     pub unacked_millis: u64,
+    /// How many bytes the other end has acknowledged; 0 if the kernel does not report it.
+    pub confirmed_bytes: u64,
     /// Whether bytes are in flight that the other end has not acknowledged.
     pub has_unacked: bool,
     /// Whether bytes cannot leave although the other end's window is open.
@@ -126,13 +128,15 @@ pub struct TcpInfo {
 }
 
 /// The offsets of fields in Linux' `struct tcp_info` (linux/tcp.h), of which the C library knows
-/// only the older ones. Kernels before 5.4 do not report the last field.
+/// only the older ones. Kernels before 4.1 do not report the bytes that are acknowledged, and those
+/// before 5.4 not the last field.
 const SND_MSS_AT: usize = 16;
 const UNACKED_AT: usize = 24;
 const LAST_DATA_RECV_AT: usize = 52;
 const LAST_ACK_RECV_AT: usize = 56;
 const RTT_AT: usize = 68;
 const RTT_VARIATION_AT: usize = 72;
+const BYTES_ACKED_AT: usize = 120;
 const NOTSENT_AT: usize = 144;
 const DELIVERY_RATE_AT: usize = 160;
 const SND_WND_AT: usize = 228;
@@ -153,18 +157,20 @@ pub fn tcp_info(socket: impl AsFd) -> Option<TcpInfo> {
         )
     };
     let word = |at: usize| info[at / 4];
+    let long = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
     // With bytes in flight, an acknowledgement may open the window.
     let needed = if word(UNACKED_AT) > 0 { 1 } else { word(SND_MSS_AT) };
     let has_room = size as usize <= SND_WND_AT || word(SND_WND_AT) >= needed;
     (result == 0).then(|| TcpInfo {
         idle_millis: word(LAST_ACK_RECV_AT).min(word(LAST_DATA_RECV_AT)) as u64,
         unacked_millis: word(LAST_ACK_RECV_AT) as u64,
+        confirmed_bytes: long(BYTES_ACKED_AT),
         has_unacked: word(UNACKED_AT) > 0,
         has_unsent: word(NOTSENT_AT) > 0 && has_room,
         is_zero_window: word(NOTSENT_AT) > 0 && !has_room,
         round_trip_micros: word(RTT_AT),
         variation_micros: word(RTT_VARIATION_AT),
-        bytes_per_second: word(DELIVERY_RATE_AT) as u64 | (word(DELIVERY_RATE_AT + 4) as u64) << 32,
+        bytes_per_second: long(DELIVERY_RATE_AT),
     })
 }
 

@@ -448,6 +448,7 @@ mod tests {
     fn who_should_have_answered_and_has_not_is_gone() {
         let peer_timeout = Duration::from_secs(60);
         let tcp_info = |has_unacked, is_zero_window, seconds: u64| TcpInfo {
+            confirmed_bytes: 0,
             idle_millis: seconds * 1_000,
             unacked_millis: seconds * 1_000,
             has_unacked,
@@ -482,6 +483,7 @@ mod tests {
     fn who_counts_as_gone_is_gone_for_everybody_who_asks() {
         let (mut link, _relay) = pair_of(Duration::from_secs(2));
         let tcp_info = |idle_millis| TcpInfo {
+            confirmed_bytes: 0,
             idle_millis,
             unacked_millis: idle_millis,
             has_unacked: true,

@@ -14,7 +14,7 @@ use rustix::event::epoll::EventFlags;
 use landbridge_drive::checksum::Checksum;
 use landbridge_drive::link::shm;
 use landbridge_drive::link::stream::{Piece, StreamLink};
-use landbridge_drive::sys;
+use landbridge_drive::sys::{self, TcpInfo};
 use landbridge_proto::channel::PathId;
 use landbridge_proto::endpoint::{PathProperties, PayloadDestination, Peer};
 use landbridge_proto::limit;
@@ -48,9 +48,9 @@ pub const RELAY_PATH: PathId = PathId(0);
 pub struct LinkHealth {
     /// The link has sent bytes that may not be confirmed yet.
     pub has_sent: bool,
-    /// Time since when every check has found unconfirmed bytes.
-    unacked_since: Option<Instant>,
-    /// Time without confirmation, while confirmations were possible, as of the last check.
+    /// Bytes that every check has found unconfirmed.
+    unconfirmed: Option<Unconfirmed>,
+    /// How long they have been so, while confirmations were possible, as of the last check.
     pub unacked_for: Duration,
     /// Nothing is sent over this link while there is another one: confirmations are missing.
     pub is_suspected: bool,
@@ -58,25 +58,39 @@ pub struct LinkHealth {
     pub is_unresponsive: bool,
 }
 
+/// Bytes of a link that its other end has not confirmed.
+struct Unconfirmed {
+    /// The check that has found them first.
+    since: Instant,
+    /// How many bytes of the link were confirmed at that time: with the next ones, these are.
+    confirmed_bytes: u64,
+}
+
 impl LinkHealth {
     /// Updates the time for which bytes in flight on `stream` have not been confirmed. Returns the
-    /// round trip time, or `None` if no bytes are in flight. `has_paused`: nobody has looked for a
-    /// while, so that other bytes may be in flight than at the last check.
-    fn update(&mut self, stream: &StreamLink, has_paused: bool) -> Option<Duration> {
-        let before = std::mem::take(&mut self.unacked_for);
-        if !self.has_sent && self.unacked_since.is_none() {
-            return None;
-        }
-        let tcp_info = sys::tcp_info(stream.fd())?;
+    /// round trip time, or `None` if no bytes are in flight.
+    fn update(&mut self, stream: &StreamLink) -> Option<Duration> {
+        self.unacked_for = Duration::ZERO;
+        let has_any = self.has_sent || self.unconfirmed.is_some();
+        let tcp_info = has_any.then(|| sys::tcp_info(stream.fd())).flatten()?;
+        self.note(&tcp_info, Instant::now())
+    }
+
+    fn note(&mut self, tcp_info: &TcpInfo, now: Instant) -> Option<Duration> {
+        self.unacked_for = Duration::ZERO;
         if !(tcp_info.has_unacked || tcp_info.has_unsent) {
-            (self.unacked_since, self.has_sent) = (None, false);
+            (self.unconfirmed, self.has_sent) = (None, false);
             return None;
         }
-        if has_paused {
-            self.unacked_since = self.unacked_since.and(Instant::now().checked_sub(before));
-        }
+        let confirmed_bytes = tcp_info.confirmed_bytes;
+        // Between two checks the application may be busy for seconds: bytes were confirmed, and
+        // others have left just now.
+        let earlier =
+            self.unconfirmed.take().filter(|bytes| bytes.confirmed_bytes == confirmed_bytes);
+        let unconfirmed = earlier.unwrap_or(Unconfirmed { since: now, confirmed_bytes });
         // The last confirmation may be long ago because nothing was sent.
-        let waiting = self.unacked_since.get_or_insert_with(Instant::now).elapsed();
+        let waiting = now.saturating_duration_since(unconfirmed.since);
+        self.unconfirmed = Some(unconfirmed);
         self.unacked_for = waiting.min(Duration::from_millis(tcp_info.unacked_millis));
         Some(Duration::from_micros(tcp_info.round_trip_micros as u64))
     }
@@ -219,9 +233,9 @@ impl Link {
 
     /// Updates the time for which bytes in flight have not been confirmed. Returns the round trip
     /// time, or `None` if no bytes are in flight or the link is not a stream.
-    pub fn update_health(&mut self, has_paused: bool) -> Option<Duration> {
+    pub fn update_health(&mut self) -> Option<Duration> {
         match &self.carrier {
-            Carrier::Stream(stream) => self.health.update(stream, has_paused),
+            Carrier::Stream(stream) => self.health.update(stream),
             _ => None,
         }
     }
@@ -342,3 +356,47 @@ fn ring_path(may_pull: bool) -> PathProperties {
 }
 
 const _: () = assert!(RING_PAYLOAD_MAX >= limit::RELAY_PAYLOAD_BYTES_MAX);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// In flight: these many bytes were confirmed before, the last of them so long ago.
+    fn in_flight(confirmed_bytes: u64, unacked_millis: u64) -> TcpInfo {
+        TcpInfo {
+            idle_millis: unacked_millis,
+            unacked_millis,
+            confirmed_bytes,
+            has_unacked: true,
+            has_unsent: false,
+            is_zero_window: false,
+            round_trip_micros: 100,
+            variation_micros: 0,
+            bytes_per_second: 0,
+        }
+    }
+
+    fn silent_millis(health: &mut LinkHealth, start: Instant, millis: u64, info: TcpInfo) -> u128 {
+        health.note(&info, start + Duration::from_millis(millis));
+        health.unacked_for.as_millis()
+    }
+
+    #[test]
+    fn who_was_busy_finds_other_bytes_in_flight_than_before() {
+        let (mut health, start) = (LinkHealth::default(), Instant::now());
+        assert_eq!(silent_millis(&mut health, start, 0, in_flight(1_000, 0)), 0);
+        assert_eq!(silent_millis(&mut health, start, 2_000, in_flight(1_500, 1_990)), 0);
+        assert_eq!(silent_millis(&mut health, start, 2_020, in_flight(1_500, 2_010)), 20);
+    }
+
+    #[test]
+    fn bytes_that_are_never_confirmed_are_silent_however_seldom_one_looks() {
+        let (mut health, start) = (LinkHealth::default(), Instant::now());
+        assert_eq!(silent_millis(&mut health, start, 0, in_flight(1_000, 900)), 0);
+        assert_eq!(silent_millis(&mut health, start, 500, in_flight(1_000, 1_400)), 500);
+        assert_eq!(silent_millis(&mut health, start, 1_000, in_flight(1_000, 1_900)), 1_000);
+        let idle = TcpInfo { has_unacked: false, ..in_flight(1_200, 0) };
+        assert_eq!(silent_millis(&mut health, start, 1_500, idle), 0);
+        assert_eq!(silent_millis(&mut health, start, 2_000, in_flight(1_200, 500)), 0);
+    }
+}

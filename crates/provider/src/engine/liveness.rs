@@ -63,11 +63,6 @@ impl LivenessCheck {
     }
 }
 
-/// Whether nobody has looked at the connections for a while, because the application was busy.
-pub fn is_pause(since_last: Duration) -> bool {
-    since_last > 2 * CHECK_GAP
-}
-
 /// What follows from the silence of a link.
 pub enum LivenessVerdict {
     Nothing,

@@ -7,7 +7,7 @@ use std::io;
 
 use super::connections::Connections;
 use super::links::Link;
-use super::liveness::{LivenessVerdict, is_pause};
+use super::liveness::LivenessVerdict;
 
 impl Connections {
     /// Checks the connections when a check is due. The engine calls this often.
@@ -22,11 +22,10 @@ impl Connections {
     #[cold]
     fn update_liveness(&mut self) {
         let since_last = self.liveness.begin();
-        let has_paused = is_pause(since_last);
         if self.data.datagrams.is_some() {
             self.check_datagrams(since_last);
         }
-        let update = |link: &mut Option<Box<Link>>| link.as_mut()?.update_health(has_paused);
+        let update = |link: &mut Option<Box<Link>>| link.as_mut()?.update_health();
         let found: Vec<_> = self.data.links.iter_mut().map(update).collect();
         for (id, round_trip) in found.into_iter().enumerate() {
             let Some(link) = self.data.links[id].as_ref() else {

@@ -232,6 +232,7 @@ mod tests {
         let silent = |idle_millis, round_trip_millis: u32| TcpInfo {
             idle_millis,
             unacked_millis: idle_millis,
+            confirmed_bytes: 0,
             has_unacked: true,
             has_unsent: false,
             is_zero_window: false,
