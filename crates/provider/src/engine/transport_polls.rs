@@ -33,6 +33,23 @@ impl Connections {
     }
 }
 
+/// What the user knows of what was discarded because memory was full.
+#[derive(Default)]
+struct WarnedOfFullMemory {
+    /// Deliveries of this process.
+    of_deliveries: bool,
+    /// A log of this process and another one, which cannot be restarted either.
+    of_log: bool,
+}
+
+impl WarnedOfFullMemory {
+    /// Notes what was discarded; returns whether the user is to read that.
+    fn note(&mut self, are_deliveries: bool) -> bool {
+        let warned = if are_deliveries { &mut self.of_deliveries } else { &mut self.of_log };
+        !std::mem::replace(warned, true)
+    }
+}
+
 /// The transport to other nodes, if this process keeps logs and exchanges something with other
 /// nodes.
 #[derive(Default)]
@@ -40,8 +57,7 @@ pub struct OtherNodes {
     transport: Option<Box<LogTransport>>,
     /// This process keeps logs.
     has_logs: bool,
-    /// The user knows that memory for logs is full.
-    has_warned: bool,
+    warned: WarnedOfFullMemory,
     /// An incarnation of this process on this node has delivered everything and said that it has
     /// ended.
     has_ended: bool,
@@ -82,7 +98,7 @@ impl OtherNodes {
     /// `peer`: see [`NodeLogs::take_discard_notice`].
     #[cold]
     fn warn(&mut self, own: usize, peer: usize) {
-        if std::mem::replace(&mut self.has_warned, true) {
+        if !self.warned.note(peer == own) {
             return;
         }
         if peer == own {
@@ -214,4 +230,17 @@ fn moves(connections: &Connections) -> u32 {
 #[cold]
 fn end_transport(error: &io::Error) -> ! {
     end_process(&format!("its messages to other nodes cannot go on: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Another process is concerned as well.
+    #[test]
+    fn a_log_that_is_discarded_after_deliveries_is_reported_and_each_once() {
+        let mut warned = WarnedOfFullMemory::default();
+        let noted = [true, false, true, false].map(|are_deliveries| warned.note(are_deliveries));
+        assert_eq!(noted, [true, true, false, false]);
+    }
 }
