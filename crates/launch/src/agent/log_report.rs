@@ -25,9 +25,8 @@ pub fn answer(logs: &NodeLogs, ranks: &[LocalRank], query: &str) -> String {
     match query.split(' ').collect::<Vec<_>>()[..] {
         ["all", _] => ranks.iter().for_each(|rank| add(&mut lines, &status(logs, rank))),
         ["one", rank, from, count] => {
-            if let (Ok(rank), Ok(from), Ok(count)) = (rank.parse(), from.parse(), count.parse())
-                && ranks.iter().any(|local| local.rank == rank)
-            {
+            let rank = ranks.iter().find(|local| rank.parse() == Ok(local.rank));
+            if let (Some(rank), Ok(from), Ok(count)) = (rank, from.parse(), count.parse()) {
                 add_deliveries(&mut lines, logs, rank, (from, count));
             }
         }
@@ -44,8 +43,14 @@ fn add(lines: &mut String, line: &impl Serialize) {
     }
 }
 
+/// What the logs hold of a rank.
+fn held(logs: &NodeLogs, rank: &LocalRank) -> HeldLogs {
+    let newest = rank.scheduler.as_ref().and_then(|scheduler| scheduler.images.rounds().pop_last());
+    logs.held(rank.rank, newest)
+}
+
 fn status(logs: &NodeLogs, rank: &LocalRank) -> ProcessLogStatus {
-    let HeldLogs { counts, released, released_bytes, end, is_discarded } = logs.held(rank.rank);
+    let HeldLogs { counts, released, released_bytes, end, is_discarded } = held(logs, rank);
     let problem = if is_discarded { DISCARDED } else { "" };
     let frames = counts.delivered_frames.saturating_sub(released.delivered_frames);
     ProcessLogStatus {
@@ -66,18 +71,23 @@ fn status(logs: &NodeLogs, rank: &LocalRank) -> ProcessLogStatus {
     }
 }
 
-/// What is said of a rank that has given up deliveries.
+/// What is said of a rank that has given up deliveries which each incarnation needs.
 const DISCARDED: &str = "memory for its deliveries was full: it cannot be restarted";
 
 /// Adds `count` deliveries from number `from` on, each with the processes that have sent its
 /// frames.
-fn add_deliveries(lines: &mut String, logs: &NodeLogs, rank: u32, (from, count): (u64, u64)) {
-    let HeldLogs { released, released_bytes, end, is_discarded, .. } = logs.held(rank);
+fn add_deliveries(
+    lines: &mut String,
+    logs: &NodeLogs,
+    rank: &LocalRank,
+    (from, count): (u64, u64),
+) {
+    let HeldLogs { released, released_bytes, end, is_discarded, .. } = held(logs, rank);
     if is_discarded {
         // Nobody knows where a delivery begins.
         return;
     }
-    let mut reader = DeliveriesReader::new(logs, rank, released_bytes..end);
+    let mut reader = DeliveriesReader::new(logs, rank.rank, released_bytes..end);
     let (mut polls, mut micros) = (released.polls, released.micros);
     let (first, mut frame) = (released.deliveries, released.delivered_frames);
     let behind = from.saturating_add(count.min(DELIVERIES_SHOWN_MAX));

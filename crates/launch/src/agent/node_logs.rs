@@ -8,12 +8,14 @@
 //!
 //! | module | has what is needed by |
 //! |---|---|
+//! | `held` | who looks at the logs |
 //! | `moves` | ranks that may move to another node |
 //! | `unit` | ranks that begin again together |
 //!
 //! What may never happen: the file ends before the agent; something is released that an incarnation
 //! from a kept image may need; an older contact replaces a newer one.
 
+mod held;
 mod moves;
 pub mod unit;
 
@@ -53,6 +55,7 @@ use crate::control::rank_state::RecordingUpdate;
 use crate::control::{Job, Node};
 use crate::memory_limit::memory_limit;
 use crate::{mpi, sys};
+pub use held::HeldLogs;
 use moves::MoveState;
 use unit::UnitLogs;
 
@@ -85,20 +88,6 @@ struct ReleaseState {
     releases: LogReleases,
     /// Up to where the deliveries of each rank are released, and what it had done by then.
     deliveries: BTreeMap<u32, (u64, LogCounts)>,
-}
-
-/// What the logs hold of one rank.
-pub struct HeldLogs {
-    /// What the rank has done.
-    pub counts: LogCounts,
-    /// What it had done before the deliveries that are not released.
-    pub released: LogCounts,
-    /// Bytes of deliveries that are released.
-    pub released_bytes: u64,
-    /// Bytes of deliveries that were written.
-    pub end: u64,
-    /// The rank has given up deliveries that are not released, because memory was full.
-    pub is_discarded: bool,
 }
 
 impl NodeLogs {
@@ -393,16 +382,6 @@ impl NodeLogs {
         Ok(())
     }
 
-    /// What the logs hold of a rank of this node.
-    pub fn held(&self, rank: u32) -> HeldLogs {
-        let released = self.state.borrow().deliveries.get(&rank).copied();
-        let (released_bytes, released) = released.unwrap_or_default();
-        let word = |at: usize| self.word(control_at(rank as usize) + at as u64);
-        let end = word(DELIVERIES_END_AT);
-        let is_discarded = word(DELIVERIES_DISCARDED_AT) > released_bytes;
-        HeldLogs { counts: self.counts(rank), released, released_bytes, end, is_discarded }
-    }
-
     /// What a rank has sent and delivered.
     pub fn counts(&self, rank: u32) -> LogCounts {
         let at = control_at(rank as usize) + COUNTS_AT as u64;
@@ -635,13 +614,13 @@ mod tests {
         count([10, 12, 300, 7000, 4, 4096]);
         logs.note_image(0, 1).unwrap();
         count([25, 30, 900, 9000, 8, 8192]);
-        let held = logs.held(0);
+        let held = logs.held(0, None);
         assert_eq!(
             (held.released, held.released_bytes, held.end),
             (LogCounts::default(), 0, 100_000)
         );
         logs.release(0, 1).unwrap();
-        let held = logs.held(0);
+        let held = logs.held(0, None);
         assert_eq!((held.counts.deliveries, held.counts.log_bytes), (25, 8192));
         assert_eq!((held.released.deliveries, held.released.micros), (10, 7000));
         let mut reader = DeliveriesReader::new(&logs, 0, held.released_bytes..held.end);
@@ -649,6 +628,21 @@ mod tests {
             assert_eq!(reader.byte(), Some(*byte));
         }
         assert_eq!(reader.byte(), None);
+        // A newer image may cover what was discarded since the oldest one.
+        report(&logs, 0, 500, 80, 90_000);
+        logs.note_image(0, 2).unwrap();
+        for (discarded, newest, begin) in [
+            (70_000, Some(2), Some(70_000)),
+            (80_000, Some(2), Some(90_000)),
+            (80_000, Some(1), None),
+            (80_000, None, None),
+            (90_001, Some(2), None),
+        ] {
+            write(control + DELIVERIES_DISCARDED_AT as u64, &u64::to_ne_bytes(discarded));
+            let held = logs.held(0, newest);
+            let found = (!held.is_discarded).then_some(held.released_bytes);
+            assert_eq!(found, begin, "{discarded} discarded, newest image {newest:?}");
+        }
     }
 
     #[test]
