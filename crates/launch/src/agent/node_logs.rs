@@ -403,8 +403,9 @@ impl NodeLogs {
         Ok(())
     }
 
-    /// Gives back the pages of deliveries, then lets the rank use their places again. A rank that
-    /// has discarded deliveries may be using them already, and keeps the pages.
+    /// Gives back the pages of deliveries, then lets the rank use their places again. The pages
+    /// before what the rank has discarded it has given back itself, and may be using again. It uses
+    /// no place of what is behind that: such a place is free once this has returned.
     fn discard_deliveries(&self, rank: u32, from: u64, to: u64) -> Result<()> {
         let control = control_at(rank as usize);
         let punched = |is: u64| {
@@ -415,8 +416,7 @@ impl NodeLogs {
         let mut discarded = [0; 8];
         let at = control + DELIVERIES_DISCARDED_AT as u64;
         let outcome = match pread(&self.files.memory, &mut discarded, at) {
-            Ok(_) if u64::from_ne_bytes(discarded) == 0 => self.punch_deliveries(rank, from, to),
-            Ok(_) => Ok(()),
+            Ok(_) => self.punch_deliveries(rank, from.max(u64::from_ne_bytes(discarded)), to),
             Err(error) => Err(error.into()),
         };
         punched(0)?;
@@ -664,19 +664,34 @@ mod tests {
         assert_eq!([word(&logs, at(0)), word(&logs, at(4096)) & 0xff], [0, 7]);
     }
 
-    /// Places of old deliveries may hold newer ones, and what is behind the ring is of others.
+    /// Places of what a rank has discarded may hold newer deliveries, and what is behind the ring
+    /// is of others.
     #[test]
-    fn pages_of_a_rank_that_has_discarded_deliveries_stay() {
+    fn pages_stay_that_a_rank_may_be_using_again() {
         let logs = logs(0..2);
         let ring = DELIVERIES_BYTES as u64;
-        pwrite(&logs.files.memory, &[7; 8], deliveries_at(0) + 8192).unwrap();
-        pwrite(&logs.files.memory, &[9; 8], deliveries_at(1) + 8192).unwrap();
-        let at = control_at(0) + DELIVERIES_DISCARDED_AT as u64;
-        pwrite(&logs.files.memory, &ring.to_ne_bytes(), at).unwrap();
-        logs.discard_deliveries(0, 0, 2 * ring).unwrap();
-        assert_eq!(word(&logs, deliveries_at(0) + 8192), u64::from_ne_bytes([7; 8]));
-        assert_eq!(word(&logs, deliveries_at(1) + 8192), u64::from_ne_bytes([9; 8]));
-        assert_eq!(word(&logs, control_at(0) + DELIVERIES_RELEASED_AT as u64), 2 * ring);
+        let blocks = || rustix::fs::fstat(&logs.files.memory).unwrap().st_blocks;
+        for page in 0..4 {
+            pwrite(&logs.files.memory, &[7; 4096], deliveries_at(0) + 4096 * page).unwrap();
+        }
+        pwrite(&logs.files.memory, &[9; 4096], deliveries_at(1)).unwrap();
+        let discard = |position: u64| {
+            let at = control_at(0) + DELIVERIES_DISCARDED_AT as u64;
+            pwrite(&logs.files.memory, &position.to_ne_bytes(), at).unwrap();
+        };
+        discard(ring + 4096);
+        let before = blocks();
+        logs.discard_deliveries(0, 0, ring + 4096).unwrap();
+        assert_eq!(blocks(), before, "all of it was discarded");
+        logs.discard_deliveries(0, ring + 4096, ring + 8192).unwrap();
+        assert_eq!(before - blocks(), 8, "a page of 512-byte blocks");
+        discard(ring + 12288);
+        logs.discard_deliveries(0, ring + 8192, 2 * ring + 4096).unwrap();
+        assert_eq!(before - blocks(), 24, "a page of each lap more");
+        let is_there = |page: u64| word(&logs, deliveries_at(0) + 4096 * page) != 0;
+        assert_eq!([0, 1, 2, 3].map(is_there), [false, false, true, false]);
+        assert_eq!(word(&logs, deliveries_at(1)), u64::from_ne_bytes([9; 8]));
+        assert_eq!(word(&logs, control_at(0) + DELIVERIES_RELEASED_AT as u64), 2 * ring + 4096);
         assert_eq!(word(&logs, control_at(0) + DELIVERIES_PUNCHED_AT as u64), 0);
     }
 }

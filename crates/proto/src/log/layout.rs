@@ -97,8 +97,8 @@ pub const DELIVERIES_RELEASED_AT: usize = 192;
 /// Control word: up to which byte the process has discarded deliveries that an incarnation may
 /// need.
 pub const DELIVERIES_DISCARDED_AT: usize = 320;
-/// Control word: the agent gives back pages of deliveries (1), or not (0). It gives back none of a
-/// process that has discarded deliveries, whose places may be in use again.
+/// Control word: the agent gives back pages of deliveries (1), or not (0). Those before what the
+/// process has discarded the process gives back itself, and may be using again.
 pub const DELIVERIES_PUNCHED_AT: usize = 448;
 /// Control word: the process wants images of itself and, if it is not 1, of the process with this
 /// number less 2, so that the agent can release logs.

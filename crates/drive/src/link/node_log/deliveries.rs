@@ -2,9 +2,11 @@
 //!
 //! The deliveries lie in a ring of bytes ([`landbridge_proto::log::delivery`]); a control word says
 //! how many bytes were ever written, and is written last. Another one, of the agent, says up to
-//! where they are released, because no incarnation begins before that.
+//! where they are released, because no incarnation begins before that. The process discards
+//! deliveries where memory is full. Who releases or discards deliveries gives back their memory.
 //!
-//! What may never happen: a delivery counts before it is whole.
+//! What may never happen: a delivery counts before it is whole; the memory of a delivery is given
+//! back that an incarnation replays.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
@@ -33,8 +35,6 @@ pub(super) struct Deliveries {
     pub cursor: DeliveryCursor,
     /// Bytes that are released, or given up, for all that is known.
     released: u64,
-    /// Bytes whose memory this process has given back; the agent gives back what is released.
-    given_back: u64,
     /// Bytes that were there when this incarnation began.
     replayed_end: u64,
     /// What is left of the delivery that is replayed, the last run first.
@@ -59,7 +59,6 @@ impl Deliveries {
             ring,
             cursor,
             released: kept_from,
-            given_back: kept_from,
             replayed_end: end.load(Ordering::Acquire),
             replayed: Vec::new(),
             pending: Delivery::default(),
@@ -139,37 +138,14 @@ impl Deliveries {
         self.cursor.position - self.released
     }
 
-    /// Bytes of memory that deliveries take beyond what the agent gives back.
-    pub fn held_bytes(&self) -> u64 {
-        self.cursor.position - self.given_back
-    }
-
-    /// Gives up the oldest deliveries until no more than `bytes_max` are left, and gives back the
-    /// memory of all that are given up or released. Returns whether some were given up: no
-    /// incarnation can replay them then.
+    /// Gives up the oldest deliveries but for this many bytes: no incarnation can replay them then.
     #[cold]
-    pub fn shorten(&mut self, bytes_max: u64, words: &DeliveryWords<'_>) -> bool {
-        let is_shorter = self.bytes() > bytes_max;
-        if is_shorter {
-            self.discard(self.cursor.position - bytes_max, words);
-        }
-        let ring = DELIVERIES_BYTES as u64;
-        // What is older has been written over.
-        let oldest = self.cursor.position.saturating_sub(ring);
-        let first = self.given_back.max(oldest).next_multiple_of(PAGE_BYTES);
-        let behind = self.released / PAGE_BYTES * PAGE_BYTES;
-        if first < behind {
-            let (start, bytes) = ((first % ring) as usize, (behind - first) as usize);
-            let in_lap = bytes.min(DELIVERIES_BYTES - start);
-            self.ring.give_back(start, start + in_lap);
-            self.ring.give_back(0, bytes - in_lap);
-        }
-        self.given_back = self.released;
-        is_shorter
+    pub fn shorten(&mut self, bytes_left: u64, words: &DeliveryWords<'_>) {
+        self.discard(self.cursor.position.saturating_sub(bytes_left), words);
     }
 
-    /// Gives up the oldest deliveries, up to this byte. The agent, which gives back pages, sees
-    /// this, or is seen.
+    /// Gives up the oldest deliveries, up to this byte, and their memory. The agent, which gives
+    /// back pages behind that, sees this, or is seen.
     #[cold]
     fn discard(&mut self, discarded: u64, words: &DeliveryWords<'_>) {
         words.discarded.store(discarded, Ordering::Release);
@@ -177,7 +153,23 @@ impl Deliveries {
         while words.punched.load(Ordering::Acquire) != 0 {
             std::thread::yield_now();
         }
+        self.give_back(self.released, discarded);
         self.released = discarded;
+    }
+
+    /// Gives back the memory of these deliveries, in whole pages.
+    fn give_back(&mut self, from: u64, to: u64) {
+        let ring = DELIVERIES_BYTES as u64;
+        // What is older was written over, also by what this incarnation has yet to replay.
+        let end = self.cursor.position.max(self.replayed_end);
+        let first = from.max(end.saturating_sub(ring)).next_multiple_of(PAGE_BYTES);
+        let behind = to / PAGE_BYTES * PAGE_BYTES;
+        if first < behind {
+            let (start, bytes) = ((first % ring) as usize, (behind - first) as usize);
+            let in_lap = bytes.min(DELIVERIES_BYTES - start);
+            self.ring.give_back(start, start + in_lap);
+            self.ring.give_back(0, bytes - in_lap);
+        }
     }
 
     /// Writes the delivery of this poll; returns the number of its frames.

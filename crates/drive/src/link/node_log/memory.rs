@@ -53,17 +53,12 @@ pub(super) fn bound_memory(logs: &mut NodeLogs, bytes_max: u64) -> LogMemory {
 /// deliveries at any time, and all of them stay.
 pub(super) fn bound_deliveries(logs: &mut NodeLogs) {
     let bytes_max = logs.open.owner.bytes_max;
-    let most = bytes_max / 4 * 3;
-    let (bytes, held) = (logs.deliveries.bytes(), logs.deliveries.held_bytes());
     let is_kept = logs.open.head.word(CUT_AT as usize).load(Ordering::Acquire) != NO_CUTS;
-    if bytes.max(held) <= most || is_kept {
+    if logs.deliveries.bytes() <= bytes_max / 4 * 3 || is_kept {
         return;
     }
-    // What is released already is no reason to give up more.
-    let left = if bytes > most { bytes_max / 2 } else { bytes };
-    if logs.deliveries.shorten(left, &logs.open.delivery_words()) {
-        logs.notice.set(Some(logs.open.owner.process));
-    }
+    logs.deliveries.shorten(bytes_max / 2, &logs.open.delivery_words());
+    logs.notice.set(Some(logs.open.owner.process));
 }
 
 /// Gives up what was read of the longest log, but for its part of the memory, unless the disk has

@@ -343,6 +343,36 @@ fn deliveries_are_bounded_too_unless_the_agent_reads_them_at_any_time() {
     assert!(refusal.contains("not kept any more"), "{refusal}");
 }
 
+/// An incarnation opens its logs while the agent writes what is released: more seems to be kept
+/// than the ring holds, and what it has yet to replay lies in places of what is older.
+#[test]
+fn what_is_yet_to_be_replayed_is_not_given_back() {
+    const DELIVERIES: u64 = 100_000;
+    const BEGIN: u64 = (1 << 30) + (10 << 20);
+    for is_still_written in [false, true] {
+        let node = Node::new(&format!("yet-to-be-replayed-{is_still_written}"), 2);
+        let released = control_at(0) + DELIVERIES_RELEASED_AT as u64;
+        node.write_twice(released, BEGIN - (1 << 20));
+        let mut image = ClosedLogs::new(0, node.job.as_bytes(), 4 << 20, 4).unwrap();
+        image.deliveries.position = BEGIN;
+        let mut zero = copy(&image).open(node.files()).unwrap();
+        (0..DELIVERIES).for_each(|number| zero.note_delivery(1, number + 1));
+        drop(zero);
+        node.write(released, BEGIN - (2 << 20));
+        let mut zero = image.open(node.files()).unwrap();
+        assert_eq!(zero.next_delivery().unwrap(), Some([1, 0, 1]));
+        if !is_still_written {
+            node.write(released, BEGIN - (1 << 20));
+        }
+        zero.check_memory();
+        for number in 1..DELIVERIES {
+            assert_eq!(zero.next_delivery().unwrap(), Some([1, 0, number + 1]));
+        }
+        assert_eq!(zero.next_delivery().unwrap(), None);
+        assert_eq!(zero.take_discard_notice(), is_still_written.then_some(0));
+    }
+}
+
 /// Huge pages are not prepared, wherever an incarnation begins.
 #[test]
 fn an_incarnation_appends_behind_huge_pages_that_it_has_not_prepared() {
