@@ -32,10 +32,10 @@ use landbridge_proto::log::counts::LogCounts;
 use landbridge_proto::log::layout::{
     AGENT_BELL_AT, BELL_AT, CONTACTS_CHANGED_AT, COUNTS_AT, CUT_AT, CUT_IS_OVER, DELIVERIES_BYTES,
     DELIVERIES_DISCARDED_AT, DELIVERIES_END_AT, DELIVERIES_PUNCHED_AT, DELIVERIES_RELEASED_AT,
-    DISK_MAX_AT, DISK_TAKEN_AT, FILE_BYTES, HUGE_PAGES_AT, IMAGES_WANTED_AT, IN_UNIT, IS_CUTTING,
-    IS_LOCAL, LOCAL_AT, LOGGED_PROCESSES_MAX, MEMORY_MAX_AT, NO_IMAGES_AT, NOTHING_WAITS,
-    RELEASE_BYTES, REPORT_BYTES, REPORT_WORDS, STABLE_ASKED_AT, STABLE_AT, STABLE_WANTED_AT,
-    contact_at, control_at, deliveries_at, report_at,
+    DISK_MAX_AT, FILE_BYTES, HUGE_PAGES_AT, IMAGES_WANTED_AT, IN_UNIT, IS_CUTTING, IS_LOCAL,
+    LOCAL_AT, LOGGED_PROCESSES_MAX, MEMORY_MAX_AT, NO_IMAGES_AT, NOTHING_WAITS, RELEASE_BYTES,
+    REPORT_BYTES, REPORT_WORDS, STABLE_ASKED_AT, STABLE_AT, STABLE_WANTED_AT, contact_at,
+    control_at, deliveries_at, report_at,
 };
 use landbridge_proto::log::release::{LogPositions, LogReleases};
 use landbridge_proto::log::unit::UnitCursors;
@@ -184,7 +184,6 @@ impl NodeLogs {
     }
 
     /// The ranks of which images are wanted, so that logs can be released that have become long.
-    /// None, as long as the logs can go on on disk: images then come in their turn.
     pub fn take_image_wishes(&self) -> BTreeSet<u32> {
         let mut ranks = BTreeSet::new();
         for rank in self.local.borrow().iter() {
@@ -196,9 +195,6 @@ impl NodeLogs {
                 ranks.insert(*rank);
                 ranks.extend(wanted.checked_sub(2).and_then(|peer| u32::try_from(peer).ok()));
             }
-        }
-        if self.word(DISK_TAKEN_AT) < self.word(DISK_MAX_AT) / 2 {
-            ranks.clear();
         }
         ranks
     }
@@ -589,12 +585,10 @@ mod tests {
         want(2, 2 + 3);
         assert_eq!(logs.take_image_wishes(), [1, 2, 3].into());
         assert_eq!(logs.take_image_wishes(), [].into());
-        for (disk_taken, ranks) in [(499, vec![]), (500, vec![1])] {
-            want(1, 1);
-            pwrite(&logs.files.memory, &1000_u64.to_ne_bytes(), DISK_MAX_AT).unwrap();
-            pwrite(&logs.files.memory, &u64::to_ne_bytes(disk_taken), DISK_TAKEN_AT).unwrap();
-            assert_eq!(logs.take_image_wishes(), ranks.into_iter().collect(), "{disk_taken}");
-        }
+        // A rank with a disk has reasons of its own.
+        want(1, 1);
+        pwrite(&logs.files.memory, &1000_u64.to_ne_bytes(), DISK_MAX_AT).unwrap();
+        assert_eq!(logs.take_image_wishes(), [1].into());
     }
 
     #[test]

@@ -18,7 +18,7 @@ use super::open_logs::DeliveryWords;
 use super::window::Mapped;
 
 /// Bytes of the ring that are kept when it is full.
-const KEPT_BYTES: u64 = (DELIVERIES_BYTES - DELIVERIES_BYTES / 8) as u64;
+pub(super) const KEPT_BYTES: u64 = (DELIVERIES_BYTES - DELIVERIES_BYTES / 8) as u64;
 const PAGE_BYTES: u64 = 4096;
 
 /// How far the deliveries of a process have come.

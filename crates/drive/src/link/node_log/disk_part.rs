@@ -100,13 +100,6 @@ impl DiskPart {
         head.word(DISK_TAKEN_AT as usize).fetch_sub(bytes_of(segment), Ordering::Relaxed);
     }
 
-    /// Whether the disk has room for a segment.
-    pub fn has_room(&self, head: &Mapped) -> bool {
-        let taken = head.word(DISK_TAKEN_AT as usize).load(Ordering::Relaxed);
-        let more = taken.saturating_add(SEGMENT_BYTES_MAX as u64);
-        more <= head.word(DISK_MAX_AT as usize).load(Ordering::Relaxed)
-    }
-
     /// Whether a segment that was written to its end takes disk. Reading the word by the mapped
     /// memory might take disk for it.
     fn holds(&self, segment: LogSegment) -> bool {
@@ -118,6 +111,24 @@ impl DiskPart {
     fn at(&self, segment: LogSegment) -> u64 {
         self.start + (segment.start() - LOG_BYTES) as u64
     }
+}
+
+/// Whether the disk has room for a segment.
+pub(super) fn has_room(head: &Mapped) -> bool {
+    let (taken, max) = taken_of(head);
+    taken.saturating_add(SEGMENT_BYTES_MAX as u64) <= max
+}
+
+/// Whether less than half of what logs may take on disk is taken.
+pub(super) fn has_much_room(head: &Mapped) -> bool {
+    let (taken, max) = taken_of(head);
+    taken < max / 2
+}
+
+/// Bytes that logs take on disk, and that they may take.
+fn taken_of(head: &Mapped) -> (u64, u64) {
+    let word = |at: u64| head.word(at as usize).load(Ordering::Relaxed);
+    (word(DISK_TAKEN_AT), word(DISK_MAX_AT))
 }
 
 fn bytes_of(segment: LogSegment) -> u64 {

@@ -16,7 +16,7 @@ use landbridge_proto::log::segment::{
 };
 use landbridge_proto::wire::frame::HEADER_BYTES;
 
-use super::disk_part::DiskPart;
+use super::disk_part::{self, DiskPart};
 use super::pair_releases::PairReleases;
 use super::window::{Mapped, foreign};
 
@@ -179,7 +179,7 @@ impl LogWriter {
 
     /// Whether the log can go on on disk. `head`: that of the file.
     pub fn has_room_on_disk(&self, head: &Mapped) -> bool {
-        self.disk.as_ref().is_some_and(|disk| disk.has_room(head))
+        self.disk.is_some() && disk_part::has_room(head)
     }
 
     /// Whether no earlier incarnation has appended anything at the cursor, or behind it.

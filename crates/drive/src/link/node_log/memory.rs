@@ -5,14 +5,18 @@
 
 use std::sync::atomic::Ordering;
 
-use landbridge_proto::log::layout::{CUT_AT, IMAGES_WANTED_AT, NO_CUTS, NO_IMAGES_AT};
+use landbridge_proto::log::layout::{
+    CUT_AT, DELIVERIES_BYTES, IMAGES_WANTED_AT, LOG_BYTES, NO_CUTS, NO_IMAGES_AT,
+};
 use landbridge_proto::log::memory_share::MemoryShare;
 use landbridge_proto::log::next_segment::Releases;
 
-use super::NodeLogs;
+use super::deliveries::KEPT_BYTES;
+use super::disk_part;
 use super::log_end::LogWriter;
 use super::pair_releases::{FileWords, PairReleases};
 use super::window::Mapped;
+use super::{COUNTED_BYTES, NodeLogs};
 
 /// Memory of the logs that a process writes, in bytes.
 #[derive(Default)]
@@ -48,17 +52,26 @@ pub(super) fn bound_memory(logs: &mut NodeLogs, bytes_max: u64) -> LogMemory {
     log_memory(logs)
 }
 
-/// Gives up the oldest deliveries once they take three quarters of the memory: the logs with their
-/// frames take far more, so memory was full before. Where nodes may be lost, the agent reads
-/// deliveries at any time, and all of them stay.
+/// Gives up the oldest deliveries once they take three quarters of the memory: without disk, logs
+/// are given up as well then, whose frames take far more. As long as logs go on on disk, the ring
+/// of the deliveries is the bound; and where nodes may be lost, since the agent reads deliveries at
+/// any time.
 pub(super) fn bound_deliveries(logs: &mut NodeLogs) {
-    let bytes_max = logs.open.owner.bytes_max;
-    let is_kept = logs.open.head.word(CUT_AT as usize).load(Ordering::Acquire) != NO_CUTS;
-    if logs.deliveries.bytes() <= bytes_max / 4 * 3 || is_kept {
+    let head = &logs.open.head;
+    let is_read = head.word(CUT_AT as usize).load(Ordering::Acquire) != NO_CUTS;
+    let bytes_max = match is_read || disk_part::has_room(head) {
+        true => u64::MAX,
+        false => logs.open.owner.bytes_max,
+    };
+    let in_ring = DELIVERIES_BYTES as u64 - 2 * COUNTED_BYTES;
+    if logs.deliveries.bytes() <= in_ring.min(bytes_max / 4 * 3) {
         return;
     }
-    logs.deliveries.shorten(bytes_max / 2, &logs.open.delivery_words());
-    logs.notice.set(Some(logs.open.owner.process));
+    logs.deliveries.shorten(KEPT_BYTES.min(bytes_max / 2), &logs.open.delivery_words());
+    // What is said of a log that was discarded is also said of this process.
+    if logs.notice.get().is_none() {
+        logs.notice.set(Some(logs.open.owner.process));
+    }
 }
 
 /// Gives up what was read of the longest log, but for its part of the memory, unless the disk has
@@ -114,17 +127,30 @@ fn for_each_written(
     }
 }
 
+/// Asks the agent for images once logs and deliveries, which take this much, are long. As long as
+/// logs can go on on disk, images that would shorten them come in their turn; deliveries stay in
+/// memory.
+pub(super) fn ask_if_long(logs: &NodeLogs, memory: &LogMemory, deliveries: u64) {
+    let half = logs.open.owner.bytes_max / 2;
+    let are_long = memory.needed + deliveries > half || memory.longest > LOG_BYTES as u64 / 2;
+    if are_long && !disk_part::has_much_room(&logs.open.head) {
+        let local = logs.open.writers.iter().filter(|(_, target)| !target.is_remote);
+        let longest = local.max_by_key(|(_, target)| target.log.chain.touched());
+        ask_for_images(logs, longest.map(|(to, _)| to));
+    } else if deliveries > half {
+        ask_for_images(logs, None);
+    }
+}
+
 /// Asks the agent for images of this process, and of that of this node whose log from here is
 /// the longest: a log is released up to what both cover. The agent clears the word before it acts,
 /// so it is awake as long as the word holds an earlier wish.
-pub(super) fn ask_for_images(logs: &NodeLogs) {
+fn ask_for_images(logs: &NodeLogs, longest: Option<usize>) {
     let head = &logs.open.head;
     if head.word(NO_IMAGES_AT as usize).load(Ordering::Relaxed) != 0 {
         return;
     }
-    let local = logs.open.writers.iter().filter(|(_, target)| !target.is_remote);
-    let longest = local.max_by_key(|(_, target)| target.log.chain.touched());
-    let wanted = longest.map_or(1, |(to, _)| to as u64 + 2);
+    let wanted = longest.map_or(1, |to| to as u64 + 2);
     let at = logs.open.owner.control() + IMAGES_WANTED_AT;
     if head.word(at).swap(wanted, Ordering::AcqRel) == 0 {
         logs.ring_agent();

@@ -63,8 +63,8 @@ use landbridge_proto::log::contact::agent_bell;
 use landbridge_proto::log::counts::LogCount;
 use landbridge_proto::log::layout::{
     AGENT_BELL_AT, BELL_AT, DELIVERIES_DISCARDED_AT, DELIVERIES_END_AT, DELIVERIES_RELEASED_AT,
-    IMAGES_WANTED_AT, LOG_BYTES, LOGGED_PROCESSES_MAX, MEMORY_MAX_AT, REGION_BYTES, ROLLBACKS_AT,
-    SOURCES_AT, SOURCES_CHANGED_AT, TARGETS_AT, UNIT_SENT_AT,
+    IMAGES_WANTED_AT, LOGGED_PROCESSES_MAX, MEMORY_MAX_AT, REGION_BYTES, ROLLBACKS_AT, SOURCES_AT,
+    SOURCES_CHANGED_AT, TARGETS_AT, UNIT_SENT_AT,
 };
 use landbridge_proto::log::memory_share::{LogExtent, MemoryShare};
 use landbridge_proto::log::segment::{LogCursor, SegmentChain};
@@ -82,7 +82,7 @@ use by_process::ByProcess;
 use deliveries::{Deliveries, DeliveryCursor};
 use image_report::report_for_image;
 pub use log_end::{FRAME_BYTES_MAX, OtherFrame};
-use memory::{ask_for_images, bound_deliveries, bound_memory};
+use memory::{ask_if_long, bound_deliveries, bound_memory};
 use moved::Moved;
 pub use open_logs::not_kept;
 use open_logs::{LogOwner, OpenLogs, bell_of, no_such_process};
@@ -429,7 +429,8 @@ impl NodeLogs {
     }
 
     /// Counts what the logs and deliveries of this process take. From half of what they may take on
-    /// it asks for images, so that something is released; beyond that, logs are discarded.
+    /// it asks for images, so that something is released; beyond that, logs go on on disk, or are
+    /// discarded.
     #[cold]
     fn check_memory(&mut self) {
         let released = self.open.owner.control() + DELIVERIES_RELEASED_AT;
@@ -439,9 +440,7 @@ impl NodeLogs {
         let memory = bound_memory(self, bytes_max.saturating_sub(deliveries));
         self.open.count_word(LogCount::LogBytes).store(memory.taken, Ordering::Relaxed);
         self.memory = MemoryShare::of(memory.taken + deliveries, bytes_max, memory.logs);
-        if memory.needed + deliveries > bytes_max / 2 || memory.longest > LOG_BYTES as u64 / 2 {
-            ask_for_images(self);
-        }
+        ask_if_long(self, &memory, deliveries);
     }
 
     /// A process whose log to this one, or from it, was discarded since this was asked, because

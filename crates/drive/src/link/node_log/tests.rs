@@ -3,9 +3,9 @@
 use std::collections::VecDeque;
 
 use landbridge_proto::log::layout::{
-    CUT_AT, CUT_IS_OVER, FILE_BYTES, HUGE_PAGES_AT, IMAGES_WANTED_AT, IN_UNIT, IS_LOCAL, LOCAL_AT,
-    NO_CUTS, NO_IMAGES_AT, NOTHING_WAITS, STABLE_AT, UNIT_KEEPS_AT, control_at, discarded_at,
-    release_at, report_at,
+    CUT_AT, CUT_IS_OVER, DISK_MAX_AT, DISK_TAKEN_AT, FILE_BYTES, HUGE_PAGES_AT, IMAGES_WANTED_AT,
+    IN_UNIT, IS_LOCAL, LOCAL_AT, NO_CUTS, NO_IMAGES_AT, NOTHING_WAITS, STABLE_AT, UNIT_KEEPS_AT,
+    control_at, discarded_at, release_at, report_at,
 };
 use landbridge_proto::log::release::LogPositions;
 use landbridge_proto::log::unit::emptied_log;
@@ -327,17 +327,24 @@ fn full_memory_costs_restarts_and_nothing_else() {
 #[test]
 fn deliveries_are_bounded_too_unless_the_agent_reads_them_at_any_time() {
     const DELIVERIES: u64 = 3_000_000;
-    let taken = |cuts: u64| {
-        let node = Node::new(&format!("deliveries-{cuts}"), 2);
+    const DISK: u64 = 64 << 20;
+    let taken = |cuts: u64, disk_taken: u64| {
+        let node = Node::new(&format!("deliveries-{cuts}-{disk_taken}"), 2);
         node.write(CUT_AT, cuts);
+        node.write(DISK_MAX_AT, DISK);
+        node.write(DISK_TAKEN_AT, disk_taken);
         let mut zero = node.begin(0, 4 << 20);
         (0..DELIVERIES).for_each(|number| zero.note_delivery(1, number % 100 + 1));
         (mebibytes(&node), zero.take_discard_notice(), node)
     };
-    let (all, noticed, node) = taken(CUT_IS_OVER);
-    assert_eq!((noticed, all > 8), (None, true), "{all} MiB");
-    assert_eq!(node.refusal(0), None);
-    let (bounded, noticed, node) = taken(NO_CUTS);
+    // Logs go on on disk: all frames that an incarnation needs are there.
+    for (cuts, disk_taken) in [(CUT_IS_OVER, DISK), (NO_CUTS, 0)] {
+        let (all, noticed, node) = taken(cuts, disk_taken);
+        assert_eq!((noticed, all > 8), (None, true), "{all} MiB");
+        assert_eq!(zero_control(&node, IMAGES_WANTED_AT), 1, "images can shorten them");
+        assert_eq!(node.refusal(0), None);
+    }
+    let (bounded, noticed, node) = taken(NO_CUTS, DISK);
     assert_eq!((noticed, bounded <= 5), (Some(0), true), "{bounded} MiB");
     let refusal = node.refusal(0).unwrap();
     assert!(refusal.contains("not kept any more"), "{refusal}");
@@ -610,10 +617,15 @@ fn images_are_asked_for_before_memory_is_full() {
     let wanted = || zero_control(&node, IMAGES_WANTED_AT);
     send(&mut zero, 1, b"little").unwrap();
     assert_eq!(wanted(), 0);
-    for _ in 0..2500 {
-        send(&mut zero, 2, &[1; 2000]).unwrap();
+    // Logs can go on on disk as long as there is much room.
+    node.write(DISK_MAX_AT, 1000);
+    for (disk_taken, expected) in [(499, 0), (500, 4)] {
+        node.write(DISK_TAKEN_AT, disk_taken);
+        for _ in 0..2500 {
+            send(&mut zero, 2, &[1; 2000]).unwrap();
+        }
+        assert_eq!(wanted(), expected, "of process 2 as well, {disk_taken} bytes on disk");
     }
-    assert_eq!(wanted(), 4, "of process 2 as well");
 }
 
 /// A control word of process 0.
