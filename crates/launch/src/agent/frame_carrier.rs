@@ -147,13 +147,13 @@ impl FrameCarrier {
 
     /// When the ranks are looked at next; `None`: all ranks are of this node.
     pub fn next_time(&self) -> Option<Instant> {
-        self.logs.knows_other_nodes().then_some(self.look_at)
+        self.logs.contacts.knows_other_nodes().then_some(self.look_at)
     }
 
     /// Looks at ranks that have sent nothing since the last look; returns questions for the agents
     /// of other nodes.
     fn look(&mut self, now: Instant) -> Vec<FrameTransfer> {
-        if now < self.look_at || !self.logs.knows_other_nodes() {
+        if now < self.look_at || !self.logs.contacts.knows_other_nodes() {
             return Vec::new();
         }
         self.look_at = now + LOOK_INTERVAL;
@@ -183,7 +183,8 @@ impl FrameCarrier {
             return Vec::new();
         }
         let has_moved = |(to, log): (&u32, &CarriedLog)| {
-            logs.contact(*to).is_some_and(|contact| Contact::moves(contact.generation) > log.moves)
+            let contact = logs.contacts.contact_of(*to);
+            contact.is_some_and(|contact| Contact::moves(contact.generation) > log.moves)
         };
         if sender.is_settled && !sender.transfers.iter().any(has_moved) {
             return Vec::new();
@@ -195,7 +196,7 @@ impl FrameCarrier {
                 sender.is_settled = false;
                 break;
             }
-            let generation = logs.contact(to).map_or(0, |contact| contact.generation);
+            let generation = logs.contacts.contact_of(to).map_or(0, |contact| contact.generation);
             let moves = Contact::moves(generation);
             let began = || logs.has_moved(rank).then(|| logs.sent_before(rank, to));
             let new = || CarriedLog::new(moves, began());
@@ -340,7 +341,8 @@ impl FrameCarrier {
         match log.transfer.handle_arrived(position, !bytes.is_empty()) {
             AgentTransferAction::Send(position) => {
                 log.transfer.note_sent(position + bytes.len() as u64);
-                let generation = self.logs.contact(from).map_or(0, |contact| contact.generation);
+                let generation =
+                    self.logs.contacts.contact_of(from).map_or(0, |contact| contact.generation);
                 let moves = Contact::moves(generation);
                 let digest_from = digest_from(&self.logs, (from, to), log);
                 let step = FrameTransferStep::Frames { moves, position, digest_from, bytes };
@@ -382,7 +384,7 @@ impl Mailbox {
         let CarriedFrames { from, moves, position, digest_from, bytes } = frames;
         let mailbox = mailbox_at(rank as usize);
         let number = logs.word(mailbox + MAIL_TAKEN_AT) + 1;
-        let written = pwrite(logs.fd(), &bytes, mailbox + MAIL_FRAMES_AT)?;
+        let written = pwrite(&logs.files().memory, &bytes, mailbox + MAIL_FRAMES_AT)?;
         if written < bytes.len() {
             return Err(Errno::NOMEM.into());
         }
@@ -392,12 +394,12 @@ impl Mailbox {
             (MAIL_POSITION_AT, position),
             (MAIL_BYTES_AT, bytes.len() as u64),
         ] {
-            pwrite(logs.fd(), &word.to_ne_bytes(), mailbox + at)?;
+            pwrite(&logs.files().memory, &word.to_ne_bytes(), mailbox + at)?;
         }
-        logs.write_release(mailbox + MAIL_NUMBER_AT, number)?;
+        logs.files().write_release(mailbox + MAIL_NUMBER_AT, number)?;
         self.full = Some((number, from, digest_from));
-        logs.note_change()?;
-        logs.ring(rank)
+        logs.contacts.note_change()?;
+        logs.contacts.ring(rank)
     }
 }
 

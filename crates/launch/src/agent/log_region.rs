@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use landbridge_proto::log::layout::{
-    DISK_TAKEN_AT, LOG_BYTES, LOGGED_PROCESSES_MAX, disk_part_at, log_at,
+    DISK_TAKEN_AT, LOG_BYTES, LOGGED_PROCESSES_MAX, RELEASE_BYTES, disk_part_at, log_at,
 };
 use landbridge_proto::log::walk::ReadLog;
 use landbridge_proto::setting::{RECOVER_DIR, RECOVER_DISK, Setting, Value};
@@ -59,6 +59,21 @@ impl LogFiles {
     /// The descriptors, in the order in which a rank gets them when it resumes.
     pub fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         [self.memory.as_fd()].into_iter().chain(self.disk.iter().map(AsFd::as_fd))
+    }
+
+    /// A word of the memory file, which is there.
+    pub fn word(&self, at: u64) -> u64 {
+        let mut word = [0; 8];
+        let _ = pread(&self.memory, &mut word, at);
+        u64::from_ne_bytes(word)
+    }
+
+    /// Writes a position twice ([`RELEASE_BYTES`]).
+    pub fn write_release(&self, at: u64, position: u64) -> Result<()> {
+        for at in [at, at + RELEASE_BYTES as u64 / 2] {
+            pwrite(&self.memory, &position.to_ne_bytes(), at)?;
+        }
+        Ok(())
     }
 
     /// The region of the log of one process to another.

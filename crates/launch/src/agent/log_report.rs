@@ -8,7 +8,7 @@
 use landbridge_proto::log::delivery::Delivery;
 use serde::Serialize;
 
-use super::node_logs::{DeliveriesReader, HeldLogs, NodeLogs};
+use super::node_logs::{HeldLogs, NodeLogs};
 use super::pmi_replay::PmiReplay;
 use super::rank::LocalRank;
 use crate::ps::log_status::{Determinant, LoggedFrame, ProcessLogStatus};
@@ -87,7 +87,7 @@ fn add_deliveries(
         // Nobody knows where a delivery begins.
         return;
     }
-    let mut reader = DeliveriesReader::new(logs, rank.rank, released_bytes..end);
+    let mut reader = logs.deliveries.reader(rank.rank, released_bytes..end);
     let (mut polls, mut micros) = (released.polls, released.micros);
     let (first, mut frame) = (released.deliveries, released.delivered_frames);
     let behind = from.saturating_add(count.min(DELIVERIES_SHOWN_MAX));

@@ -217,7 +217,7 @@ impl Agent {
         }
         self.relay.process.iter().for_each(|relay| set.add_relay(relay));
         if let Some(logs) = self.supervisor.node_logs() {
-            set.add(Source::LogBell, logs.bell(), PollFlags::IN);
+            set.add(Source::LogBell, logs.contacts.bell(), PollFlags::IN);
         }
         set.wait(self.timeout())
     }

@@ -3,7 +3,7 @@
 //!
 //! Ranks of a node exchange messages through shared memory, which is lost with the node. So the
 //! records and deliveries of all of them are read together, while none delivers anything
-//! ([`NodeLogs::cut`]): what one of them has delivered follows from nothing that the copy of
+//! (`NodeDeliveries::cut`): what one of them has delivered follows from nothing that the copy of
 //! another one lacks. Frames leave the node, and lines and requests of ranks are passed on, once
 //! the agent above has the copies of all ranks.
 //!
@@ -57,11 +57,11 @@ impl NodeCut {
         let of_rank = |(rank, recording): &(u32, Rc<RankRecording>)| {
             recording.updates(*rank, |from| {
                 let base = self.logs.held(*rank, None).released_bytes;
-                (base, self.logs.deliveries(*rank, from.max(base)))
+                (base, self.logs.deliveries.written_since(*rank, from.max(base)))
             })
         };
         let mut updates: Vec<RecordingUpdate> =
-            self.logs.cut(|| ranks.iter().flat_map(of_rank).collect())?;
+            self.logs.deliveries.cut(|| ranks.iter().flat_map(of_rank).collect())?;
         updates.iter_mut().for_each(|update| update.is_in_cut = true);
         Ok(updates)
     }

@@ -437,7 +437,7 @@ impl NodeFailover {
                 self.received_recordings.insert(update.rank, recording);
             }
             if let Some(logs) = node_logs {
-                logs.write_deliveries(update).context("no memory for its message logs")?;
+                logs.deliveries.write_moved(update).context("no memory for its message logs")?;
             }
             Ok(())
         });

@@ -306,7 +306,7 @@ impl RankSupervisor {
     /// Sends the agent above what frames of this node depend on that wait to leave it.
     pub fn pass_on_for_tickets(&self, parent: &mut ParentAgent) {
         let Some(logs) = &self.node_logs else { return };
-        if let (Some(cut), Some(ticket)) = (&self.node_cut, logs.take_ticket()) {
+        if let (Some(cut), Some(ticket)) = (&self.node_cut, logs.tickets.take_new_ticket()) {
             cut.send(ticket, parent);
         }
     }

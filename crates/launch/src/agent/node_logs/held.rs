@@ -29,7 +29,7 @@ impl NodeLogs {
         let state = self.state.borrow();
         let word = |at: usize| self.word(control_at(rank as usize) + at as u64);
         let (end, discarded) = (word(DELIVERIES_END_AT), word(DELIVERIES_DISCARDED_AT));
-        let released = state.deliveries.get(&rank).copied().unwrap_or_default();
+        let released = self.deliveries.released(rank);
         let newest = newest.and_then(|number| state.images.get(&(rank, number)));
         let newest = newest.map(|(positions, counts)| (positions.deliveries, *counts));
         let mut begins = [Some(released), newest].into_iter().flatten();

@@ -102,7 +102,7 @@ impl NodeLogs {
             }
         }
         for release in released {
-            self.write_release(release_at(release.from, release.to), release.position)?;
+            self.files.write_release(release_at(release.from, release.to), release.position)?;
         }
         Ok(())
     }
