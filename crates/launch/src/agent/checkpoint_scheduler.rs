@@ -59,7 +59,7 @@ pub use unrestorable::unrestorable;
 /// Pause between two checks whether the folder of an image is ready, while the rank stands still.
 const FOLDER_POLL_INTERVAL: Duration = Duration::from_millis(1);
 /// Pause between two checks whether an image is taken, sealed or uploaded.
-const POLL_INTERVAL: Duration = Duration::from_millis(20);
+pub const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Pause between two checks whether a rank has begun to poll for messages.
 const FIRST_POLL_RETRY: Duration = Duration::from_millis(100);
 /// The longest wait for the last image of a rank whose process has ended.
@@ -276,6 +276,15 @@ impl CheckpointScheduler {
                 | CheckpointState::Preparing { .. }
                 | CheckpointState::Dumping(_)
         )
+    }
+
+    /// Whether an image of the rank is being taken, or the rank was asked to stop for it at most
+    /// this long ago.
+    pub fn takes_processor(&self, patience: Duration, now: Instant) -> bool {
+        match self.state {
+            CheckpointState::Requested { since } => now < since + patience,
+            _ => self.is_stopping(),
+        }
     }
 
     /// Whether nothing is being done about an image.

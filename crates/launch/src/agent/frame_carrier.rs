@@ -25,10 +25,9 @@ use landbridge_proto::log::agent_transfer::{
 use landbridge_proto::log::contact::Contact;
 use landbridge_proto::log::frames_digest::digest_of_part;
 use landbridge_proto::log::layout::{
-    IS_BEING_WRITTEN, LOGGED_PROCESSES_MAX, MAIL_BYTES_AT, MAIL_BYTES_MAX, MAIL_FRAMES_AT,
-    MAIL_FROM_AT, MAIL_MOVES_AT, MAIL_NUMBER_AT, MAIL_POSITION_AT, MAIL_TAKEN_AT, REGION_BYTES,
-    TARGETS_AT, arrived_at, begins_at, confirmed_at, control_at, discarded_at, mailbox_at,
-    release_at,
+    IS_BEING_WRITTEN, MAIL_BYTES_AT, MAIL_BYTES_MAX, MAIL_FRAMES_AT, MAIL_FROM_AT, MAIL_MOVES_AT,
+    MAIL_NUMBER_AT, MAIL_POSITION_AT, MAIL_TAKEN_AT, REGION_BYTES, TARGETS_AT, arrived_at,
+    begins_at, confirmed_at, control_at, discarded_at, mailbox_at, release_at,
 };
 use landbridge_proto::log::segment::LogCursor;
 use rustix::io::{Errno, pwrite};
@@ -453,13 +452,7 @@ fn is_compared(logs: &NodeLogs, from: u32, to: u32) -> bool {
 
 /// The ranks to which a rank has sent something.
 fn targets(logs: &NodeLogs, rank: u32) -> Vec<u32> {
-    let at = control_at(rank as usize) + TARGETS_AT as u64;
-    let words = (0..LOGGED_PROCESSES_MAX as u32 / 64).map(|place| (place, u64::from(place) * 8));
-    let ranks = words.flat_map(|(place, offset)| {
-        let word = logs.word(at + offset);
-        (0..64).filter(move |bit| word >> bit & 1 == 1).map(move |bit| place * 64 + bit)
-    });
-    ranks.collect()
+    logs.files().process_set(control_at(rank as usize) + TARGETS_AT as u64)
 }
 
 /// The frames of a log behind what has arrived ([`AgentTransfer::arrived`]). `None`: its sender

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use landbridge_proto::log::layout::{
-    DISK_TAKEN_AT, LOG_BYTES, LOGGED_PROCESSES_MAX, RELEASE_BYTES, disk_part_at, log_at,
+    DISK_TAKEN_AT, LOG_BYTES, LOGGED_PROCESSES_MAX, RELEASE_BYTES, SET_BYTES, disk_part_at, log_at,
 };
 use landbridge_proto::log::walk::ReadLog;
 use landbridge_proto::setting::{RECOVER_DIR, RECOVER_DISK, Setting, Value};
@@ -66,6 +66,16 @@ impl LogFiles {
         let mut word = [0; 8];
         let _ = pread(&self.memory, &mut word, at);
         u64::from_ne_bytes(word)
+    }
+
+    /// The processes of a set, of which this is the place in the memory file.
+    pub fn process_set(&self, at: u64) -> Vec<u32> {
+        let words =
+            (0..SET_BYTES as u32 / 8).map(|place| (place, self.word(at + u64::from(place) * 8)));
+        let processes = words.flat_map(|(place, word)| {
+            (0..64).filter(move |bit| word >> bit & 1 == 1).map(move |bit| place * 64 + bit)
+        });
+        processes.collect()
     }
 
     /// Writes a position twice ([`RELEASE_BYTES`]).

@@ -34,7 +34,8 @@
 //! | `stdio`, `refusals` | the streams of a rank; why it cannot be replayed |
 //! | `recovery_unit` | ranks of this node that begin again together |
 //! | `process_manager`, `rank_supervisor` | PMI servers of groups; starts and restarts of ranks |
-//! | `unit_rollback` | the steps by which they do |
+//! | `wanted_images` | which image full message logs have first |
+//! | `unit_rollback` | the steps by which ranks begin again together |
 //! | `durable_effects`, `node_failover` | lost nodes, and ranks that come from them |
 //! | `path_query`, `log_report` | queries for paths and for message logs |
 //! | `poll_set` | what the loop waits for |
@@ -84,6 +85,7 @@ mod statistics_page;
 mod stdio;
 mod tagged_output;
 mod unit_rollback;
+mod wanted_images;
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -113,6 +115,7 @@ use relay::RelayProcess;
 use relay::RelayService;
 use restore::{RestoreContext, RestoreOutcome};
 use state_transfer::StateTransfer;
+use wanted_images::WantedImages;
 
 /// The shortest wait for events.
 const MILLISECOND: Duration = Duration::from_millis(1);
@@ -141,6 +144,7 @@ struct Agent {
     course: Course,
     /// A query for the state of the ranks' paths that is not answered yet.
     path_query: Option<PathQuery>,
+    wanted_images: WantedImages,
 }
 
 impl Agent {
@@ -159,6 +163,7 @@ impl Agent {
             relay: RelayService::default(),
             course: Course::new(),
             path_query: None,
+            wanted_images: WantedImages::default(),
         })
     }
 
@@ -238,7 +243,7 @@ impl Agent {
                     .flatten();
                 let frames = self.supervisor.frames_time();
                 let unit = self.supervisor.unit.as_ref().and_then(|unit| unit.next_time());
-                let frames = frames.into_iter().chain(unit);
+                let frames = frames.into_iter().chain(unit).chain(self.wanted_images.next_time());
                 let times = notice.into_iter().chain(path_query).chain(images).chain(transfer);
                 let notice = times.chain(returns).chain(contacts).chain(loss).chain(frames).min();
                 let wait = |at: Instant| at.saturating_duration_since(Instant::now());
@@ -268,7 +273,9 @@ impl Agent {
             }
             Source::Relay => self.handle_relay(),
             Source::LogBell => {
-                for (rank, contact) in self.supervisor.handle_log_bell() {
+                let news = self.supervisor.take_log_news();
+                self.wanted_images.add(news.wishes);
+                for (rank, contact) in news.contacts {
                     self.parent.send(&Message::LogContact { rank, contact });
                 }
                 self.supervisor.pass_on_for_tickets(&mut self.parent);
@@ -451,6 +458,7 @@ impl Agent {
             self.checkpoint_round(index).end(outcome);
         }
         unit_rollback::advance_round(&mut self.supervisor, &mut self.parent);
+        self.wanted_images.request(&mut self.supervisor);
     }
 
     fn advance_checkpoint(&mut self, index: usize) -> Result<()> {

@@ -82,6 +82,15 @@ struct ReleaseState {
     releases: LogReleases,
 }
 
+/// What ranks of this node have written for the agent.
+#[derive(Default)]
+pub struct LogNews {
+    /// The ranks of which images are wanted, and the bytes that an image of each would release.
+    pub wishes: BTreeMap<u32, u64>,
+    /// The contacts of ranks that other nodes do not know yet.
+    pub contacts: Vec<(u32, Vec<u8>)>,
+}
+
 impl NodeLogs {
     /// The logs of this node; `None` if relays keep the messages of this job.
     pub fn new(job: &Job, node: &Node) -> Result<Option<Rc<NodeLogs>>> {
@@ -167,8 +176,15 @@ impl NodeLogs {
         &self.files
     }
 
+    /// What ranks of this node have written since the last time. `has_images`: whether images of a
+    /// process are taken.
+    pub fn take_news(&self, has_images: impl Fn(u32) -> bool) -> LogNews {
+        let wishes = self.take_image_wishes(has_images);
+        LogNews { wishes, contacts: self.take_contacts() }
+    }
+
     /// The contacts of ranks of this node that other nodes do not know yet.
-    pub fn take_contacts(&self) -> Vec<(u32, Vec<u8>)> {
+    fn take_contacts(&self) -> Vec<(u32, Vec<u8>)> {
         self.contacts.take_unannounced(&self.local.borrow())
     }
 

@@ -20,7 +20,7 @@ use super::exits::{Exit, Exits};
 use super::frame_carrier::{AGENT_TICKETS, FrameCarrier};
 use super::image_service::ImageService;
 use super::node_cut::NodeCut;
-use super::node_logs::NodeLogs;
+use super::node_logs::{LogNews, NodeLogs};
 use super::parent_agent::ParentAgent;
 use super::pmi_replay::PmiReplay;
 use super::prepare::{plan, plans};
@@ -316,14 +316,12 @@ impl RankSupervisor {
         self.node_logs.as_deref()
     }
 
-    /// Handles what ranks have written into the file of their logs; returns where ranks can be
-    /// reached that were not there before.
-    pub fn handle_log_bell(&mut self) -> Vec<(u32, Vec<u8>)> {
-        let Some(logs) = self.node_logs.clone() else { return Vec::new() };
-        for rank in logs.take_image_wishes() {
-            self.request_checkpoints(Some(rank), CheckpointRequester::FullLog);
-        }
-        logs.take_contacts()
+    /// What ranks have written into the file of their logs since the last time.
+    pub fn take_log_news(&self) -> LogNews {
+        let has_images = |rank: u32| {
+            self.ranks.iter().any(|local| local.rank == rank && local.scheduler.is_some())
+        };
+        self.node_logs.as_ref().map_or_else(LogNews::default, |logs| logs.take_news(has_images))
     }
 
     // --- frames of logs that the agents carry

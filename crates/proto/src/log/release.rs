@@ -60,8 +60,34 @@ impl LogPositions {
         Some(LogPositions { pairs, deliveries: word(0) })
     }
 
-    fn pair(&self, other: usize) -> PairPositions {
+    /// How far the logs between the process and another one have come.
+    pub fn pair(&self, other: usize) -> PairPositions {
         self.pairs.get(&other).copied().unwrap_or_default()
+    }
+}
+
+/// What of one log the next image of a process releases, which is its sender or its receiver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogCover {
+    /// The log is released up to here.
+    pub released: u64,
+    /// The receiver has the log up to here.
+    pub read: u64,
+    /// The newest image of the process covers the log up to here.
+    pub own: u64,
+    /// The newest image of the process on the other side covers the log up to here; `u64::MAX`: no
+    /// image of that process is needed. `None`: the log stays, since that process has no images.
+    pub other: Option<u64>,
+}
+
+impl LogCover {
+    /// Bytes that the next image of the process releases. Bytes that lack an image of the other
+    /// process, too, count half: two images release them.
+    pub fn released_by_image(self) -> u64 {
+        let Some(other) = self.other else { return 0 };
+        let own = self.own.max(self.released);
+        let at_once = other.min(self.read).saturating_sub(own);
+        at_once + self.read.saturating_sub(own.max(other)) / 2
     }
 }
 
@@ -161,6 +187,30 @@ mod tests {
     fn the_logs_of_another_node_are_released_by_the_own_images() {
         let released = releases(&[0, 1]).advance(0, positions(&[(1, 500, 90), (2, 300, 80)]));
         assert_eq!(released, [release(0, 2, 300), release(2, 0, 80)]);
+    }
+
+    #[test]
+    fn an_image_counts_what_it_releases_alone_and_half_of_what_two_images_release() {
+        const ALL: u64 = u64::MAX;
+        // Up to where the log is released, read, covered by the own image and by the other one;
+        // bytes that the next image releases.
+        let rows = [
+            (0, 1000, 0, Some(1000), 1000, "the other image covers all"),
+            (0, 1000, 0, Some(0), 500, "both images are missing"),
+            (0, 1000, 0, Some(400), 400 + 300, "the other image covers a part"),
+            (0, 1000, 400, Some(0), 300, "the other image is missing behind this one"),
+            (0, 1000, 1000, Some(0), 0, "only the other image is missing"),
+            (0, 1000, 1000, Some(1000), 0, "nothing new was read"),
+            (900, 1000, 0, Some(1000), 100, "most is released"),
+            (1000, 1000, 0, Some(0), 0, "all is released"),
+            (0, 1000, 0, Some(5000), 1000, "what was not read is not released"),
+            (200, 1000, 600, Some(ALL), 400, "the other process is on another node"),
+            (0, 1000, 0, None, 0, "the other process has no images"),
+        ];
+        for (released, read, own, other, bytes, what) in rows {
+            let cover = LogCover { released, read, own, other };
+            assert_eq!(cover.released_by_image(), bytes, "{what}");
+        }
     }
 
     #[test]

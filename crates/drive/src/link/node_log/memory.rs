@@ -14,7 +14,7 @@ use landbridge_proto::log::next_segment::Releases;
 use super::deliveries::KEPT_BYTES;
 use super::disk_part;
 use super::log_end::LogWriter;
-use super::pair_releases::{FileWords, PairReleases};
+use super::pair_releases::{FileWords, PairReleases, released};
 use super::window::Mapped;
 use super::{COUNTED_BYTES, NodeLogs};
 
@@ -130,27 +130,37 @@ fn for_each_written(
 /// Asks the agent for images once logs and deliveries, which take this much, are long. As long as
 /// logs can go on on disk, images that would shorten them come in their turn; deliveries stay in
 /// memory.
-pub(super) fn ask_if_long(logs: &NodeLogs, memory: &LogMemory, deliveries: u64) {
+pub(super) fn ask_if_long(logs: &mut NodeLogs, memory: &LogMemory, deliveries: u64) {
     let half = logs.open.owner.bytes_max / 2;
     let are_long = memory.needed + deliveries > half || memory.longest > LOG_BYTES as u64 / 2;
     if are_long && !disk_part::has_much_room(&logs.open.head) {
-        let local = logs.open.writers.iter().filter(|(_, target)| !target.is_remote);
-        let longest = local.max_by_key(|(_, target)| target.log.chain.touched());
-        ask_for_images(logs, longest.map(|(to, _)| to));
+        let longest = most_needed(logs);
+        ask_for_images(logs, longest);
     } else if deliveries > half {
         ask_for_images(logs, None);
     }
 }
 
-/// Asks the agent for images of this process, and of that of this node whose log from here is
-/// the longest: a log is released up to what both cover. The agent clears the word before it acts,
-/// so it is awake as long as the word holds an earlier wish.
-fn ask_for_images(logs: &NodeLogs, longest: Option<usize>) {
+/// The process of this node whose log from here has most that is not released.
+fn most_needed(logs: &mut NodeLogs) -> Option<usize> {
+    let (head, own) = (&logs.open.head, logs.open.owner.process);
+    let local = logs.open.writers.iter_mut().filter(|(_, target)| !target.is_remote);
+    let needed = local.map(|(to, target)| {
+        let released = released(head, (own, to), target.is_in_unit);
+        (target.log.chain.needed(released), to)
+    });
+    needed.max().map(|(_, to)| to)
+}
+
+/// Asks the agent for images of this process, and of the one that reads this log: a log is released
+/// up to what both cover. The agent clears the word before it acts, so it is awake as long as the
+/// word holds an earlier wish.
+fn ask_for_images(logs: &NodeLogs, reader: Option<usize>) {
     let head = &logs.open.head;
     if head.word(NO_IMAGES_AT as usize).load(Ordering::Relaxed) != 0 {
         return;
     }
-    let wanted = longest.map_or(1, |to| to as u64 + 2);
+    let wanted = reader.map_or(1, |to| to as u64 + 2);
     let at = logs.open.owner.control() + IMAGES_WANTED_AT;
     if head.word(at).swap(wanted, Ordering::AcqRel) == 0 {
         logs.ring_agent();

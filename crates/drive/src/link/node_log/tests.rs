@@ -628,6 +628,24 @@ fn images_are_asked_for_before_memory_is_full() {
     }
 }
 
+/// The log to process 1 has had more memory than that to process 2, and nobody needs what it has.
+#[test]
+fn images_are_asked_for_of_who_reads_what_is_not_released() {
+    let node = Node::new("needs", 3);
+    let mut zero = node.begin(0, 8 << 20);
+    let wanted = || zero_control(&node, IMAGES_WANTED_AT);
+    for _ in 0..3700 {
+        send(&mut zero, 1, &[1; 2000]).unwrap();
+    }
+    assert_eq!(wanted(), 3, "of process 1 as well");
+    node.release(0, 1, 3700 * 2000);
+    node.write(control_at(0) + IMAGES_WANTED_AT as u64, 0);
+    for _ in 0..3000 {
+        send(&mut zero, 2, &[2; 2000]).unwrap();
+    }
+    assert_eq!(wanted(), 4, "of process 2 as well");
+}
+
 /// A control word of process 0.
 fn zero_control(node: &Node, at: usize) -> u64 {
     let mut word = [0; 8];
