@@ -176,9 +176,11 @@ impl NodeLogs {
         &self.files
     }
 
-    /// What ranks of this node have written since the last time. `has_images`: whether images of a
-    /// process are taken.
+    /// What ranks of this node have written since the last time. The bell is silenced before the
+    /// file is read, so that a rank that writes later wakes the agent again. `has_images`: whether
+    /// images of a process are taken.
     pub fn take_news(&self, has_images: impl Fn(u32) -> bool) -> LogNews {
+        self.contacts.silence_bell();
         let wishes = self.take_image_wishes(has_images);
         LogNews { wishes, contacts: self.take_contacts() }
     }

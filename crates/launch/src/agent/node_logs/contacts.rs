@@ -57,9 +57,13 @@ impl NodeContacts {
         self.bell.as_fd()
     }
 
+    /// Lets the bell be silent until a rank rings again.
+    pub(super) fn silence_bell(&self) {
+        while recv(&self.bell, &mut [0; 8][..], RecvFlags::DONTWAIT).is_ok() {}
+    }
+
     /// The contacts of these ranks of this node that other nodes do not know yet.
     pub(super) fn take_unannounced(&self, local: &BTreeSet<u32>) -> Vec<(u32, Vec<u8>)> {
-        while recv(&self.bell, &mut [0; 8][..], RecvFlags::DONTWAIT).is_ok() {}
         let mut announced = self.announced.borrow_mut();
         let mut take = |rank: u32| {
             let contact = self.contact_of(rank)?;

@@ -24,6 +24,8 @@ impl NodeLogs {
         ranks.into_iter().map(|rank| (rank, self.released_by_image(rank, &has_images))).collect()
     }
 
+    /// Takes the wishes of all ranks of this node. If a rank changes its word between the read and
+    /// the store, its wish for another rank's image is lost; it asks again with its next segment.
     fn take_wanted(&self) -> BTreeSet<u32> {
         let mut ranks = BTreeSet::new();
         for rank in self.local.borrow().iter() {
@@ -90,8 +92,10 @@ impl NodeLogs {
 
 #[cfg(test)]
 mod tests {
-    use landbridge_proto::log::layout::DISK_MAX_AT;
+    use landbridge_proto::log::contact::agent_bell;
+    use landbridge_proto::log::layout::{AGENT_BELL_AT, DISK_MAX_AT};
     use landbridge_proto::log::release::PairPositions;
+    use rustix::net::{RecvFlags, SendFlags, SocketAddrUnix, recv, sendto};
 
     use super::super::tests::logs;
     use super::*;
@@ -123,6 +127,31 @@ mod tests {
         want(&logs, 1, 1);
         write(&logs, DISK_MAX_AT, 1000);
         assert_eq!(wanted(&logs), [1]);
+    }
+
+    #[test]
+    fn a_wish_that_comes_while_others_are_handled_wakes_the_agent_again() {
+        let logs = logs(0..2);
+        let name = agent_bell(b"test", logs.word(AGENT_BELL_AT));
+        let bell = SocketAddrUnix::new_abstract_name(&name).unwrap();
+        let want_and_ring = |rank: usize| {
+            want(&logs, rank, 1);
+            sendto(logs.contacts.bell(), b"!", SendFlags::DONTWAIT, &bell).unwrap();
+        };
+        let is_ringing = || {
+            let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
+            recv(logs.contacts.bell(), &mut [0; 8][..], flags).is_ok()
+        };
+        read(&logs, (0, 1), 10_000);
+        want_and_ring(0);
+        let meanwhile = |rank| {
+            want_and_ring(rank as usize);
+            true
+        };
+        assert_eq!(logs.take_news(meanwhile).wishes, [(0, 5_000)].into());
+        assert!(is_ringing());
+        assert_eq!(logs.take_news(|_| true).wishes, [(1, 5_000)].into());
+        assert!(!is_ringing());
     }
 
     /// The receiver of a log has it up to here.
