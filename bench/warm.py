@@ -11,8 +11,11 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-# How many MiB may wait until they are given back. Only some kernels of virtual machines have it.
-WAITING_MIB = Path("/sys/module/page_reporting/parameters/max_waiting_mib")
+# Free blocks of at least this order (powers of two of pages) are given back to the host. Only kernels
+# of virtual machines have it.
+REPORTED_ORDER = Path("/sys/module/page_reporting/parameters/page_reporting_order")
+# Greater than the order of every free block (MAX_PAGE_ORDER of the kernel, with pages of 4 KiB).
+NO_ORDER = "11"
 # Part of the free memory that is touched once: the rest is for everything else.
 TOUCHED = 0.7
 
@@ -27,8 +30,8 @@ def kept() -> Iterator[bool]:
     from the start. Gives whether this is so."""
     pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     try:
-        before = WAITING_MIB.read_text()
-        WAITING_MIB.write_text(str(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20))
+        before = REPORTED_ORDER.read_text()
+        REPORTED_ORDER.write_text(NO_ORDER)
     except OSError:
         yield False
         return
@@ -36,4 +39,4 @@ def kept() -> Iterator[bool]:
         memory(int(pages * TOUCHED))
         yield True
     finally:
-        WAITING_MIB.write_text(before)
+        REPORTED_ORDER.write_text(before)
