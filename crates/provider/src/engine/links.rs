@@ -376,27 +376,32 @@ mod tests {
         }
     }
 
-    fn silent_millis(health: &mut LinkHealth, start: Instant, millis: u64, info: TcpInfo) -> u128 {
-        health.note(&info, start + Duration::from_millis(millis));
-        health.unacked_for.as_millis()
+    /// Checks at these times in milliseconds, and for how long bytes have been silent by then.
+    fn check(checks: &[(u64, TcpInfo, u128)]) {
+        let (mut health, start) = (LinkHealth::default(), Instant::now());
+        for (millis, tcp_info, expected) in checks {
+            health.note(tcp_info, start + Duration::from_millis(*millis));
+            assert_eq!(health.unacked_for.as_millis(), *expected, "after {millis} ms");
+        }
     }
 
     #[test]
     fn who_was_busy_finds_other_bytes_in_flight_than_before() {
-        let (mut health, start) = (LinkHealth::default(), Instant::now());
-        assert_eq!(silent_millis(&mut health, start, 0, in_flight(1_000, 0)), 0);
-        assert_eq!(silent_millis(&mut health, start, 2_000, in_flight(1_500, 1_990)), 0);
-        assert_eq!(silent_millis(&mut health, start, 2_020, in_flight(1_500, 2_010)), 20);
+        check(&[
+            (0, in_flight(1_000, 0), 0),
+            (2_000, in_flight(1_500, 1_990), 0),
+            (2_020, in_flight(1_500, 2_010), 20),
+        ]);
     }
 
     #[test]
     fn bytes_that_are_never_confirmed_are_silent_however_seldom_one_looks() {
-        let (mut health, start) = (LinkHealth::default(), Instant::now());
-        assert_eq!(silent_millis(&mut health, start, 0, in_flight(1_000, 900)), 0);
-        assert_eq!(silent_millis(&mut health, start, 500, in_flight(1_000, 1_400)), 500);
-        assert_eq!(silent_millis(&mut health, start, 1_000, in_flight(1_000, 1_900)), 1_000);
-        let idle = TcpInfo { has_unacked: false, ..in_flight(1_200, 0) };
-        assert_eq!(silent_millis(&mut health, start, 1_500, idle), 0);
-        assert_eq!(silent_millis(&mut health, start, 2_000, in_flight(1_200, 500)), 0);
+        check(&[
+            (0, in_flight(1_000, 900), 0),
+            (500, in_flight(1_000, 1_400), 500),
+            (1_000, in_flight(1_000, 1_900), 1_000),
+            (1_500, TcpInfo { has_unacked: false, ..in_flight(1_200, 0) }, 0),
+            (2_000, in_flight(1_200, 500), 0),
+        ]);
     }
 }
