@@ -654,7 +654,8 @@ CANNOT_TELL = r"killed within its (open|change of a name|change of size or attri
 # Why a row that may be refused is: any other reason would be a failure.
 EITHER_REASON = (
     CANNOT_TELL + r"|killed while it held a lock on|which it had mapped, has changed since|is not there any more"
-    r"|is on a file system of that node"
+    # With images the agent may have seen the change before the kill, and then the launcher says it.
+    r"|cannot be restarted: it has mapped .*, which has changed since|is on a file system of that node"
 )
 
 # MPICH's library for files sends its process id to other ranks, as the rows `memfd` and `vm-write` do. The
