@@ -150,7 +150,7 @@ def every_case(options, folder: Path) -> list[Case]:
     cases += [mpich(options, fault, RAIL_FAULTS[fault], over_udp=True) for fault in OVER_UDP]
     cases.append(open_mpi(options, "5 % loss", RAIL_FAULTS["5 % loss"], over_udp=True))
     cases.append(benchmark(options, "5 % loss", over_udp=True))
-    cases += [from_the_start(options), damaged_hellos(options), deaf(options), polls_seldom(options)]
+    cases += [from_the_start(options), damaged_hellos(options), deaf(options), polls_seldom(options), *reads_late(options)]
     cases += [unchecked(options, over_udp) for over_udp in (False, True)]
     cases += [cut_off(options, over_udp) for over_udp in (False, True)]
     cases += [small_packets(options, folder, over_udp=False), small_packets(options, folder, over_udp=True)]
@@ -219,6 +219,18 @@ def polls_seldom(options) -> Case:
     program = [common.python(options), str(common.PROGRAMS / "polls_seldom.py"), "6"]
     events = [(1.0, "link . near-LAN0 --down")]
     return Case("MPICH, one cluster, a rail fails beside who calls MPI seldom", [*words_of_run(options, 2), *program], {}, events, r"^done: [1-9]")
+
+
+def reads_late(options) -> list[Case]:
+    """A rail fails while the windows of all connections are closed, because the receiver computes, or
+    just as they open again."""
+    program = [common.python(options), str(common.PROGRAMS / "reads_late.py"), "4"]
+    cases = []
+    for when, at_s in {"while its windows are closed": 2.0, "as its windows open": 4.0}.items():
+        name = f"MPICH, one cluster, a rail fails {when}"
+        events = [(at_s, "link . near-LAN0 --down")]
+        cases.append(Case(name, [*words_of_run(options, 2), *program], {}, events, r"^done: [1-9]"))
+    return cases
 
 
 def deaf(options) -> Case:

@@ -156,6 +156,7 @@ SAMPLES = {
         "Open MPI, one cluster, interfaces down and up",
         "MPICH, one cluster, first rail down for good",
         "MPICH, one cluster, a rail fails beside who calls MPI seldom",
+        "MPICH, one cluster, a rail fails while its windows are closed",
         "MPICH, one cluster, corruption over UDP",
         "MPICH, one cluster, duplication over UDP",
         "Open MPI, one cluster, 5 % loss over UDP",

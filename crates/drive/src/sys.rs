@@ -119,6 +119,8 @@ pub struct TcpInfo {
     /// segment while nothing is in flight: the kernel then waits for a larger one (RFC 9293,
     /// section 3.8.6.2.1).
     pub is_zero_window: bool,
+    /// How many probes of a closed window, the last ones, the other end has not answered.
+    pub unanswered_probes: u8,
     /// The smoothed round trip.
     pub round_trip_micros: u32,
     /// The variation of the round trip.
@@ -130,6 +132,7 @@ pub struct TcpInfo {
 /// The offsets of fields in Linux' `struct tcp_info` (linux/tcp.h), of which the C library knows
 /// only the older ones. Kernels before 4.1 do not report the bytes that are acknowledged, and those
 /// before 5.4 not the last field.
+const PROBES_AT: usize = 3;
 const SND_MSS_AT: usize = 16;
 const UNACKED_AT: usize = 24;
 const LAST_DATA_RECV_AT: usize = 52;
@@ -168,6 +171,7 @@ pub fn tcp_info(socket: impl AsFd) -> Option<TcpInfo> {
         has_unacked: word(UNACKED_AT) > 0,
         has_unsent: word(NOTSENT_AT) > 0 && has_room,
         is_zero_window: word(NOTSENT_AT) > 0 && !has_room,
+        unanswered_probes: word(0).to_ne_bytes()[PROBES_AT],
         round_trip_micros: word(RTT_AT),
         variation_micros: word(RTT_VARIATION_AT),
         bytes_per_second: long(DELIVERY_RATE_AT),
@@ -269,10 +273,13 @@ mod tests {
         one.write_all(b"x").unwrap();
         other.read_exact(&mut [0]).unwrap();
         assert!(tcp_info(&other).unwrap().idle_millis < 50);
+        let before = tcp_info(&other).unwrap().confirmed_bytes;
+        other.write_all(b"abc").unwrap();
         // The acknowledgement may be in flight.
-        while tcp_info(&one).unwrap().has_unacked {
+        while tcp_info(&one).unwrap().has_unacked || tcp_info(&other).unwrap().has_unacked {
             assert!(start.elapsed() < Duration::from_secs(10));
         }
+        assert_eq!(tcp_info(&other).unwrap().confirmed_bytes, before + 3);
         assert_eq!(tcp_info(std::fs::File::open("/dev/null").unwrap()), None);
     }
 

@@ -9,6 +9,7 @@
 //! | `socket` | a relay's end of a stream socket |
 //! | `tls` | TLS between two relays |
 //! | `quic` | QUIC between two relays |
+//! | `unconfirmed` | for how long bytes of a TCP connection have not been confirmed |
 //! | `recorded` | a link whose bytes are part of the log |
 //! | `shm` | frames through shared memory |
 //! | `relay_shm` | a relay's end of shared memory |
@@ -23,3 +24,4 @@ pub mod shm;
 pub mod socket;
 pub mod stream;
 pub mod tls;
+pub mod unconfirmed;

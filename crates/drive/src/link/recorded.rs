@@ -28,6 +28,7 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, sockopt};
 
 use super::stream::PIECES_MAX;
+use super::unconfirmed::Unconfirmed;
 use crate::sys::{self, TcpInfo};
 
 /// The bytes read ahead: as many as a ring holds.
@@ -60,8 +61,8 @@ pub struct RecordedLink {
     end: usize,
     peer_timeout: Duration,
     last_check: Instant,
-    /// The time since which every check has seen something in flight.
-    unacked_since: Option<Instant>,
+    /// What checks have seen in flight.
+    unconfirmed: Unconfirmed,
     /// The other side has timed out. This is final.
     is_timed_out: bool,
 }
@@ -83,7 +84,7 @@ impl RecordedLink {
             end: 0,
             peer_timeout,
             last_check: Instant::now(),
-            unacked_since: None,
+            unconfirmed: Unconfirmed::default(),
             is_timed_out: false,
         }
     }
@@ -169,9 +170,9 @@ impl RecordedLink {
 
     fn check_timeout(&mut self, tcp_info: Option<TcpInfo>, now: Instant) {
         match tcp_info.filter(is_awaiting_peer) {
-            None => self.unacked_since = None,
+            None => self.unconfirmed.clear(),
             Some(tcp_info) => {
-                let unacked = now - *self.unacked_since.get_or_insert(now);
+                let unacked = self.unconfirmed.note(tcp_info.confirmed_bytes, now);
                 self.is_timed_out = is_timed_out(&tcp_info, unacked, self.peer_timeout);
             }
         }
@@ -454,6 +455,7 @@ mod tests {
             has_unacked,
             has_unsent: false,
             is_zero_window,
+            unanswered_probes: 0,
             round_trip_micros: 50,
             variation_micros: 5,
             bytes_per_second: 0,
@@ -489,6 +491,7 @@ mod tests {
             has_unacked: true,
             has_unsent: false,
             is_zero_window: false,
+            unanswered_probes: 0,
             round_trip_micros: 50,
             variation_micros: 5,
             bytes_per_second: 0,
@@ -501,6 +504,29 @@ mod tests {
         for _ in 0..2 {
             assert_eq!(link.peek().unwrap_err().kind(), io::ErrorKind::TimedOut);
         }
+    }
+
+    #[test]
+    fn who_computes_between_two_checks_finds_other_bytes_in_flight() {
+        let (mut link, _relay) = pair_of(Duration::from_secs(2));
+        let tcp_info = |confirmed_bytes| TcpInfo {
+            confirmed_bytes,
+            idle_millis: 3_000,
+            unacked_millis: 3_000,
+            has_unacked: true,
+            has_unsent: false,
+            is_zero_window: false,
+            unanswered_probes: 0,
+            round_trip_micros: 50,
+            variation_micros: 5,
+            bytes_per_second: 0,
+        };
+        let began = Instant::now();
+        link.check_timeout(Some(tcp_info(100)), began);
+        link.check_timeout(Some(tcp_info(200)), began + Duration::from_secs(3));
+        assert!(!link.is_timed_out, "those of the first check have arrived");
+        link.check_timeout(Some(tcp_info(200)), began + Duration::from_secs(6));
+        assert!(link.is_timed_out);
     }
 
     #[test]

@@ -56,7 +56,7 @@ impl NodeCut {
         let ranks = self.ranks.borrow();
         let of_rank = |(rank, recording): &(u32, Rc<RankRecording>)| {
             recording.updates(*rank, |from| {
-                let base = self.logs.held(*rank, None).released_bytes;
+                let base = self.logs.kept_deliveries_begin(*rank);
                 (base, self.logs.deliveries.written_since(*rank, from.max(base)))
             })
         };

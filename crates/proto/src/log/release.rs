@@ -66,7 +66,8 @@ impl LogPositions {
     }
 }
 
-/// What of one log the next image of a process releases, which is its sender or its receiver.
+/// What of one log the next image of a process lets release, which is its sender or its receiver.
+/// The memory is there again once the image is the oldest one that is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogCover {
     /// The log is released up to here.
@@ -81,8 +82,8 @@ pub struct LogCover {
 }
 
 impl LogCover {
-    /// Bytes that the next image of the process releases. Bytes that lack an image of the other
-    /// process, too, count half: two images release them.
+    /// Bytes that the next image of the process covers and that no image has covered before. Bytes
+    /// that lack an image of the other process, too, count half: two images let release them.
     pub fn released_by_image(self) -> u64 {
         let Some(other) = self.other else { return 0 };
         let own = self.own.max(self.released);

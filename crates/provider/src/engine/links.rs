@@ -14,6 +14,7 @@ use rustix::event::epoll::EventFlags;
 use landbridge_drive::checksum::Checksum;
 use landbridge_drive::link::shm;
 use landbridge_drive::link::stream::{Piece, StreamLink};
+use landbridge_drive::link::unconfirmed::Unconfirmed;
 use landbridge_drive::sys::{self, TcpInfo};
 use landbridge_proto::channel::PathId;
 use landbridge_proto::endpoint::{PathProperties, PayloadDestination, Peer};
@@ -40,6 +41,10 @@ const TCP_EAGER_MAX: u32 = 1 << 20;
 /// First piece of a longer message: the receiver's grant arrives while this piece is under way.
 const TCP_FIRST_PIECE: u32 = 256 << 10;
 
+/// How long a probe of a closed window may have no answer. Linux answers two a second, and the
+/// second probe of a window comes 0.4 s after the first, the third 0.8 s later.
+const PROBE_ANSWER_TIME_MAX: Duration = Duration::from_secs(1);
+
 /// The number of the path through the relay, for every peer. Direct paths have higher numbers.
 pub const RELAY_PATH: PathId = PathId(0);
 
@@ -49,7 +54,7 @@ pub struct LinkHealth {
     /// The link has sent bytes that may not be confirmed yet.
     pub has_sent: bool,
     /// Bytes that every check has found unconfirmed.
-    unconfirmed: Option<Unconfirmed>,
+    unconfirmed: Unconfirmed,
     /// How long they have been so, while confirmations were possible, as of the last check.
     pub unacked_for: Duration,
     /// Nothing is sent over this link while there is another one: confirmations are missing.
@@ -58,40 +63,32 @@ pub struct LinkHealth {
     pub is_unresponsive: bool,
 }
 
-/// Bytes of a link that its other end has not confirmed.
-struct Unconfirmed {
-    /// The check that has found them first.
-    since: Instant,
-    /// How many bytes of the link were confirmed at that time: with the next ones, these are.
-    confirmed_bytes: u64,
-}
-
 impl LinkHealth {
     /// Updates the time for which bytes in flight on `stream` have not been confirmed. Returns the
     /// round trip time, or `None` if no bytes are in flight.
     fn update(&mut self, stream: &StreamLink) -> Option<Duration> {
         self.unacked_for = Duration::ZERO;
-        let has_any = self.has_sent || self.unconfirmed.is_some();
+        let has_any = self.has_sent || self.unconfirmed.is_any();
+        // The clock first: whatever comes between only makes the bytes younger.
+        let now = Instant::now();
         let tcp_info = has_any.then(|| sys::tcp_info(stream.fd())).flatten()?;
-        self.note(&tcp_info, Instant::now())
+        self.note(&tcp_info, now)
     }
 
     fn note(&mut self, tcp_info: &TcpInfo, now: Instant) -> Option<Duration> {
         self.unacked_for = Duration::ZERO;
-        if !(tcp_info.has_unacked || tcp_info.has_unsent) {
-            (self.unconfirmed, self.has_sent) = (None, false);
+        let is_under_way = tcp_info.has_unacked || tcp_info.has_unsent;
+        if !is_under_way && tcp_info.unanswered_probes == 0 {
+            self.unconfirmed.clear();
+            // What waits for the window of the other end leaves without another call.
+            self.has_sent = tcp_info.is_zero_window;
             return None;
         }
-        let confirmed_bytes = tcp_info.confirmed_bytes;
-        // Between two checks the application may be busy for seconds: bytes were confirmed, and
-        // others have left just now.
-        let earlier =
-            self.unconfirmed.take().filter(|bytes| bytes.confirmed_bytes == confirmed_bytes);
-        let unconfirmed = earlier.unwrap_or(Unconfirmed { since: now, confirmed_bytes });
         // The last confirmation may be long ago because nothing was sent.
-        let waiting = now.saturating_duration_since(unconfirmed.since);
-        self.unconfirmed = Some(unconfirmed);
-        self.unacked_for = waiting.min(Duration::from_millis(tcp_info.unacked_millis));
+        let waiting = self.unconfirmed.note(tcp_info.confirmed_bytes, now);
+        let silent = waiting.min(Duration::from_millis(tcp_info.unacked_millis));
+        let patience = if is_under_way { Duration::ZERO } else { PROBE_ANSWER_TIME_MAX };
+        self.unacked_for = silent.saturating_sub(patience);
         Some(Duration::from_micros(tcp_info.round_trip_micros as u64))
     }
 }
@@ -370,6 +367,7 @@ mod tests {
             has_unacked: true,
             has_unsent: false,
             is_zero_window: false,
+            unanswered_probes: 0,
             round_trip_micros: 100,
             variation_micros: 0,
             bytes_per_second: 0,
@@ -400,8 +398,35 @@ mod tests {
             (0, in_flight(1_000, 900), 0),
             (500, in_flight(1_000, 1_400), 500),
             (1_000, in_flight(1_000, 1_900), 1_000),
-            (1_500, TcpInfo { has_unacked: false, ..in_flight(1_200, 0) }, 0),
-            (2_000, in_flight(1_200, 500), 0),
+            (1_500, TcpInfo { has_unacked: false, ..in_flight(1_000, 0) }, 0),
+            (2_000, in_flight(1_000, 2_400), 0),
+            // What was in flight at two checks was confirmed late, and some of it is still there.
+            (2_500, in_flight(1_000, 300), 300),
         ]);
+    }
+
+    #[test]
+    fn what_waits_for_a_closed_window_is_looked_at_again_until_it_has_left() {
+        let closed = |unanswered_probes| TcpInfo {
+            has_unacked: false,
+            is_zero_window: true,
+            unanswered_probes,
+            ..in_flight(1_000, 9_000)
+        };
+        let (mut health, start) = (LinkHealth::default(), Instant::now());
+        let mut look = |millis, tcp_info: TcpInfo| {
+            health.note(&tcp_info, start + Duration::from_millis(millis));
+            (health.has_sent, health.unacked_for.as_millis())
+        };
+        assert_eq!(look(0, closed(0)), (true, 0), "it may leave without another call");
+        assert_eq!(look(9_000, closed(1)), (true, 0), "nobody reads at the other end");
+        assert_eq!(look(9_800, closed(1)), (true, 0), "probes are answered seldom");
+        assert_eq!(look(10_000, closed(2)), (true, 0));
+        assert_eq!(look(10_100, closed(2)), (true, 100), "probes do not arrive");
+        assert_eq!(look(10_200, closed(0)), (true, 0));
+        assert_eq!(look(10_300, in_flight(1_000, 0)), (true, 0), "the window is open");
+        assert_eq!(look(10_900, in_flight(1_000, 600)), (true, 600));
+        let idle = TcpInfo { has_unacked: false, ..in_flight(2_000, 0) };
+        assert_eq!(look(11_000, idle), (false, 0));
     }
 }

@@ -103,6 +103,8 @@ impl Connections {
         let Carrier::Stream(stream) = &mut link.carrier else {
             return;
         };
+        // What was held leaves now, perhaps long after the last call that sent something.
+        link.health.has_sent = true;
         match stream.flush() {
             Ok(false) => return,
             Ok(true) => (),

@@ -130,7 +130,8 @@ impl LivenessMonitor {
                 connection.is_watched = false;
                 return false;
             }
-            _ => tcp_info.idle_millis > rank_millis,
+            // The rank may have been quiet, and the bytes in flight may have left just now.
+            _ => unacked.is_some_and(|(_, millis)| millis.min(tcp_info.idle_millis) > rank_millis),
         };
         if !is_broken {
             return true;
@@ -236,6 +237,7 @@ mod tests {
             has_unacked: true,
             has_unsent: false,
             is_zero_window: false,
+            unanswered_probes: 0,
             round_trip_micros: round_trip_millis * 1_000,
             variation_micros: 0,
             bytes_per_second: 0,

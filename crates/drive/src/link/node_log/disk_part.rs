@@ -18,7 +18,7 @@ use landbridge_proto::log::layout::{
 };
 use landbridge_proto::log::segment::{LogSegment, SEGMENT_BYTES_MAX};
 use rustix::fs::{FallocateFlags, fallocate};
-use rustix::io::{pread, pwrite};
+use rustix::io::{Errno, pread, pwrite};
 
 use super::window::{Mapped, Window};
 
@@ -76,12 +76,23 @@ impl DiskPart {
         let taken = head.word(DISK_TAKEN_AT as usize);
         let more = |taken: u64| taken.checked_add(bytes).filter(|more| *more <= max);
         let has_room = taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok();
-        let flags = FallocateFlags::empty();
-        let is_taken = has_room && fallocate(&self.file, flags, self.at(segment), bytes).is_ok();
+        let is_taken = has_room && self.allocate(segment);
         if has_room && !is_taken {
-            taken.fetch_sub(bytes, Ordering::Relaxed);
+            let left = taken.fetch_sub(bytes, Ordering::Relaxed).saturating_sub(bytes);
+            // The disk has less room than logs may take: what they have now is their bound.
+            head.word(DISK_MAX_AT as usize).fetch_min(left, Ordering::Relaxed);
         }
         is_taken
+    }
+
+    fn allocate(&self, segment: LogSegment) -> bool {
+        let flags = FallocateFlags::empty();
+        loop {
+            match fallocate(&self.file, flags, self.at(segment), bytes_of(segment)) {
+                Err(Errno::INTR) => (),
+                outcome => return outcome.is_ok(),
+            }
+        }
     }
 
     /// Gives the disk of a segment back that nobody reads any more.
@@ -145,7 +156,8 @@ fn give_part(head: &Mapped, word: &AtomicU64) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use landbridge_proto::log::layout::NO_IMAGES_AT;
+    use landbridge_proto::log::layout::{NO_IMAGES_AT, REGION_BYTES};
+    use landbridge_proto::log::segment::SegmentChain;
     use rustix::fs::{Mode, OFlags, fstat, ftruncate};
 
     use super::super::NodeLogs;
@@ -290,6 +302,20 @@ mod tests {
         assert!(
             fstat(node.disk.as_ref().unwrap()).unwrap().st_blocks <= (8 * MIB / 512) as i64 + 64
         );
+    }
+
+    #[test]
+    fn a_disk_that_has_less_room_than_logs_may_take_is_the_bound() {
+        let node = node("disk-less", 64 * MIB);
+        let zero = node.begin(0, 2 << 20);
+        let head = &zero.open.head;
+        node.write(DISK_TAKEN_AT, 5 * MIB);
+        // No disk can be taken for a file that is open for reading alone.
+        let file = std::fs::File::open(std::env::current_exe().unwrap()).unwrap();
+        let part = DiskPart { file: Arc::new(file.into()), start: 1 << 40 };
+        let (segment, _) = SegmentChain::new(REGION_BYTES).segment_on_disk(1000, 0).unwrap();
+        assert!(!part.take(head, segment) && !has_room(head) && !has_much_room(head));
+        assert_eq!((taken(&node), node.read(DISK_MAX_AT)), (5 * MIB, 5 * MIB));
     }
 
     /// Without images, too, a log goes on on disk.

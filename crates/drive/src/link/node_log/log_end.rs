@@ -177,9 +177,14 @@ impl LogWriter {
         }
     }
 
+    /// Whether the log has a part of the disk file.
+    pub fn has_disk(&self) -> bool {
+        self.disk.is_some()
+    }
+
     /// Whether the log can go on on disk. `head`: that of the file.
     pub fn has_room_on_disk(&self, head: &Mapped) -> bool {
-        self.disk.is_some() && disk_part::has_room(head)
+        self.has_disk() && disk_part::has_room(head)
     }
 
     /// Whether no earlier incarnation has appended anything at the cursor, or behind it.

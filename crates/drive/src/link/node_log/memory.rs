@@ -53,13 +53,13 @@ pub(super) fn bound_memory(logs: &mut NodeLogs, bytes_max: u64) -> LogMemory {
 }
 
 /// Gives up the oldest deliveries once they take three quarters of the memory: without disk, logs
-/// are given up as well then, whose frames take far more. As long as logs go on on disk, the ring
-/// of the deliveries is the bound; and where nodes may be lost, since the agent reads deliveries at
-/// any time.
+/// are given up as well then, whose frames take far more. As long as all logs go on on disk, the
+/// ring of the deliveries is the bound; and where nodes may be lost, since the agent reads
+/// deliveries at any time.
 pub(super) fn bound_deliveries(logs: &mut NodeLogs) {
-    let head = &logs.open.head;
-    let is_read = head.word(CUT_AT as usize).load(Ordering::Acquire) != NO_CUTS;
-    let bytes_max = match is_read || disk_part::has_room(head) {
+    let go_on_on_disk = disk_part::has_room(&logs.open.head) && have_disk(logs);
+    let is_read = logs.open.head.word(CUT_AT as usize).load(Ordering::Acquire) != NO_CUTS;
+    let bytes_max = match is_read || go_on_on_disk {
         true => u64::MAX,
         false => logs.open.owner.bytes_max,
     };
@@ -127,13 +127,22 @@ fn for_each_written(
     }
 }
 
+/// Whether each log that the process writes has a part of the disk file, which has no more parts
+/// than its file system allows bytes of a file.
+fn have_disk(logs: &mut NodeLogs) -> bool {
+    let mut all = true;
+    for_each_written(logs, |_, log, _| all &= log.has_disk());
+    all
+}
+
 /// Asks the agent for images once logs and deliveries, which take this much, are long. As long as
 /// logs can go on on disk, images that would shorten them come in their turn; deliveries stay in
 /// memory.
 pub(super) fn ask_if_long(logs: &mut NodeLogs, memory: &LogMemory, deliveries: u64) {
     let half = logs.open.owner.bytes_max / 2;
     let are_long = memory.needed + deliveries > half || memory.longest > LOG_BYTES as u64 / 2;
-    if are_long && !disk_part::has_much_room(&logs.open.head) {
+    let go_on_on_disk = disk_part::has_much_room(&logs.open.head) && have_disk(logs);
+    if are_long && !go_on_on_disk {
         let longest = most_needed(logs);
         ask_for_images(logs, longest);
     } else if deliveries > half {
@@ -141,7 +150,7 @@ pub(super) fn ask_if_long(logs: &mut NodeLogs, memory: &LogMemory, deliveries: u
     }
 }
 
-/// The process of this node whose log from here has most that is not released.
+/// The process of this node whose log from here has most that is not released, if one has any.
 fn most_needed(logs: &mut NodeLogs) -> Option<usize> {
     let (head, own) = (&logs.open.head, logs.open.owner.process);
     let local = logs.open.writers.iter_mut().filter(|(_, target)| !target.is_remote);
@@ -149,7 +158,7 @@ fn most_needed(logs: &mut NodeLogs) -> Option<usize> {
         let released = released(head, (own, to), target.is_in_unit);
         (target.log.chain.needed(released), to)
     });
-    needed.max().map(|(_, to)| to)
+    needed.filter(|(bytes, _)| *bytes > 0).max().map(|(_, to)| to)
 }
 
 /// Asks the agent for images of this process, and of the one that reads this log: a log is released

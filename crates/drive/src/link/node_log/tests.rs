@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 
 use landbridge_proto::log::layout::{
     CUT_AT, CUT_IS_OVER, DISK_MAX_AT, DISK_TAKEN_AT, FILE_BYTES, HUGE_PAGES_AT, IMAGES_WANTED_AT,
-    IN_UNIT, IS_LOCAL, LOCAL_AT, NO_CUTS, NO_IMAGES_AT, NOTHING_WAITS, STABLE_AT, UNIT_KEEPS_AT,
-    control_at, discarded_at, release_at, report_at,
+    IN_UNIT, IS_LOCAL, LOCAL_AT, LOG_BYTES, NO_CUTS, NO_IMAGES_AT, NOTHING_WAITS, STABLE_AT,
+    UNIT_KEEPS_AT, control_at, discarded_at, release_at, report_at,
 };
 use landbridge_proto::log::release::LogPositions;
 use landbridge_proto::log::unit::emptied_log;
@@ -337,7 +337,7 @@ fn deliveries_are_bounded_too_unless_the_agent_reads_them_at_any_time() {
         (0..DELIVERIES).for_each(|number| zero.note_delivery(1, number % 100 + 1));
         (mebibytes(&node), zero.take_discard_notice(), node)
     };
-    // Logs go on on disk: all frames that an incarnation needs are there.
+    // Deliveries are read, or logs go on on disk: all frames that an incarnation needs are there.
     for (cuts, disk_taken) in [(CUT_IS_OVER, DISK), (NO_CUTS, 0)] {
         let (all, noticed, node) = taken(cuts, disk_taken);
         assert_eq!((noticed, all > 8), (None, true), "{all} MiB");
@@ -617,7 +617,19 @@ fn images_are_asked_for_before_memory_is_full() {
     let wanted = || zero_control(&node, IMAGES_WANTED_AT);
     send(&mut zero, 1, b"little").unwrap();
     assert_eq!(wanted(), 0);
+    // A disk helps none whose logs have no part of its file.
+    node.write(DISK_MAX_AT, 1000);
+    for _ in 0..2500 {
+        send(&mut zero, 2, &[1; 2000]).unwrap();
+    }
+    assert_eq!(wanted(), 4);
     // Logs can go on on disk as long as there is much room.
+    let mut node = Node::new("asks-with-disk", 3);
+    let disk = rustix::fs::memfd_create("disk", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    rustix::fs::ftruncate(&disk, 8 * LOG_BYTES as u64).unwrap();
+    node.disk = Some(disk);
+    let mut zero = node.begin(0, 8 << 20);
+    let wanted = || zero_control(&node, IMAGES_WANTED_AT);
     node.write(DISK_MAX_AT, 1000);
     for (disk_taken, expected) in [(499, 0), (500, 4)] {
         node.write(DISK_TAKEN_AT, disk_taken);

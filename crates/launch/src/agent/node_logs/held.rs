@@ -38,4 +38,40 @@ impl NodeLogs {
         let is_discarded = begin.is_none();
         HeldLogs { counts: self.counts(rank), released, released_bytes, end, is_discarded }
     }
+
+    /// The position from which on all deliveries of a rank are there: what is before is released,
+    /// or the rank has given it up.
+    pub fn kept_deliveries_begin(&self, rank: u32) -> u64 {
+        let discarded = self.word(control_at(rank as usize) + DELIVERIES_DISCARDED_AT as u64);
+        self.deliveries.released(rank).0.max(discarded)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use landbridge_proto::log::counts::LogCounts;
+    use rustix::io::pwrite;
+
+    use super::super::tests::logs;
+    use super::*;
+
+    #[test]
+    fn deliveries_that_a_rank_has_given_up_are_not_kept_and_neither_are_released_ones() {
+        let logs = logs(0..2);
+        let discard = |position: u64| {
+            let at = control_at(1) + DELIVERIES_DISCARDED_AT as u64;
+            pwrite(&logs.files.memory, &position.to_ne_bytes(), at).unwrap();
+        };
+        assert_eq!(logs.kept_deliveries_begin(1), 0);
+        discard(5_000);
+        assert_eq!((logs.kept_deliveries_begin(1), logs.held(1, None).is_discarded), (5_000, true));
+        logs.deliveries.release(1, 9_000, LogCounts::default()).unwrap();
+        assert_eq!(
+            (logs.kept_deliveries_begin(1), logs.held(1, None).is_discarded),
+            (9_000, false)
+        );
+        discard(20_000);
+        assert_eq!(logs.kept_deliveries_begin(1), 20_000);
+        assert_eq!(logs.kept_deliveries_begin(0), 0);
+    }
 }
