@@ -326,7 +326,8 @@ def counts_lines(_: str, part: dict) -> list[str]:
     what = (
         "Two ranks exchange messages in turns. Of each message: bytes that the message logs hold, with the message itself; "
         "determinants; bytes of determinants. Logs of the senders take memory by pages, and beyond 2 MiB by 2 MiB, so their bytes are "
-        "rounded up: of messages from 512 B on by up to 2 MiB for 32 MiB. With `recover_unit=node` read messages are not kept."
+        "rounded up: of messages from 512 B on by up to 2 MiB for 32 MiB. With `recover_unit=node` read messages are not kept: "
+        "memory is used again from a segment of 512 KiB on."
     )
     used = [name for name, row in part["samples"].items() if row]
     heads = ["size", *(f"{name}: {what}" for name in used for what in ("bytes of log", "determinants", "their bytes"))]
