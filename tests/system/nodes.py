@@ -215,6 +215,14 @@ def spare_node(checks, options, ring) -> None:
         code, _, output = lab_job(options, ring, [(1.0, KILLED)], [])
         is_said = "node north-1 is lost" in output and "there is no spare node left" in output
         checks.check(name, code == 1 and is_said, f"exit code {code}, {'says' if is_said else 'does not say'} why", output)
+    for logs, words in (("", []), (RELAYS, RELAY)):
+        name = logs + "the agent of a relay's host is lost"
+        if checks.wants(name):
+            events = [(1.0, lambda: signal_agent(KILLED, "north-gw"))]
+            code, _, output = lab_job(options, ring, events, [*SPARE, *words])
+            is_said = bool(re.search(r"^landbridge: .*north-gw.*", output, re.M))
+            measured = f"exit code {code}, {'names it' if is_said else 'does not name it'}, {len(pids_of(0))} ranks are left"
+            checks.check(name, isinstance(code, int) and code != 0 and is_said and not pids_of(0), measured, output)
 
 
 def replicated_nondeterminism(checks, options, ring) -> None:
