@@ -288,6 +288,35 @@ mod tests {
         };
         assert!(error.to_string().contains("corrupt from the disk"), "{error}");
         assert!((5_000..12_000).contains(&received), "{received} messages");
+        // Whoever asks only whether there is a frame has passed nothing.
+        assert!(!one.prepare_park() && one.peek().is_err());
+    }
+
+    /// The reader has kept up, and has used frames before their segment had a digest.
+    #[test]
+    fn what_the_disk_has_changed_in_a_segment_that_was_entered_early_is_found_at_its_end() {
+        let node = node("disk-damaged-late", 64 * MIB);
+        let (mut zero, mut one) = (node.begin(0, 2 << 20), node.begin(1, 1 << 30));
+        let mut number = 0;
+        let mut until = u32::MAX;
+        while number < until {
+            exchange(&mut zero, &mut one, number);
+            number += 1;
+            // In the segment that begins at 8 MiB, behind the byte that is changed.
+            if until == u32::MAX && taken(&node) == 10 * MIB {
+                until = number + 1_500;
+            }
+        }
+        let more = number..number + 1_000;
+        more.clone().for_each(|number| send(&mut zero, 1, &[number as u8; 1000]).unwrap());
+        damage(&node);
+        let read = more.take_while(|number| {
+            one.peek().is_ok() && receive(&mut one).unwrap() == [*number as u8; 1000]
+        });
+        let read = read.count();
+        assert!((100..900).contains(&read), "{read} more messages");
+        let error = one.peek().unwrap_err();
+        assert!(error.to_string().contains("corrupt from the disk"), "{error}");
     }
 
     #[test]

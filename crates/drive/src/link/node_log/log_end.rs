@@ -298,7 +298,9 @@ impl LogWriter {
     fn follow_jumps(&self, cursor: &mut LogCursor) -> io::Result<()> {
         while let Announcement::Jump(to) = self.next(cursor)? {
             cursor.jump(to);
-            check_segment(&self.log, cursor)?;
+            if to.is_on_disk(REGION_BYTES) {
+                check_on_disk(&self.log, *cursor)?;
+            }
         }
         Ok(())
     }
@@ -315,15 +317,22 @@ pub(super) struct LogReader {
     pub cursor: LogCursor,
     /// The cursor has come to another segment since this was asked.
     has_jumped: bool,
+    /// The cursor has come to a segment on disk before that was written to its end.
+    is_unchecked: bool,
 }
 
 impl LogReader {
     pub fn new(mut log: Mapped, cursor: LogCursor) -> LogReader {
         log.begin_preparing(cursor.at());
-        LogReader { log, cursor, has_jumped: false }
+        // An image may have been taken within a segment on disk.
+        let is_unchecked = cursor.segment().is_on_disk(REGION_BYTES);
+        LogReader { log, cursor, has_jumped: false, is_unchecked }
     }
 
     /// Bytes of the next frame; 0: there is none.
+    ///
+    /// # Errors
+    /// The log holds what cannot be there, or is corrupt: then each further call fails as well.
     #[inline]
     pub fn next(&mut self) -> io::Result<usize> {
         loop {
@@ -331,16 +340,28 @@ impl LogReader {
             match self.cursor.read(word, REGION_BYTES).map_err(impossible)? {
                 Announcement::Nothing => return Ok(0),
                 Announcement::Frame(bytes) => return Ok(bytes),
-                Announcement::Jump(to) => {
-                    if !to.is_on_disk(REGION_BYTES) {
-                        self.log.prepare(to.start(), to.end());
-                    }
-                    self.cursor.jump(to);
-                    check_segment(&self.log, &self.cursor)?;
-                    self.has_jumped = true;
-                }
+                Announcement::Jump(to) => self.jump(to)?,
             }
         }
+    }
+
+    /// Goes on in another segment. The cursor stays where it is until all is checked, so that whoever
+    /// asks again does not come to what is corrupt.
+    #[cold]
+    fn jump(&mut self, to: LogSegment) -> io::Result<()> {
+        if self.is_unchecked {
+            compare_digest(&self.log, self.cursor.segment(), self.cursor.at())?;
+            self.is_unchecked = false;
+        }
+        let mut next = self.cursor;
+        next.jump(to);
+        match to.is_on_disk(REGION_BYTES) {
+            true => self.is_unchecked = !check_on_disk(&self.log, next)?,
+            false => self.log.prepare(to.start(), to.end()),
+        }
+        self.cursor = next;
+        self.has_jumped = true;
+        Ok(())
     }
 
     /// The next frame, of which [`Self::next`] has returned the bytes.
@@ -357,31 +378,27 @@ impl LogReader {
     }
 }
 
-/// Checks a segment that was written to its end, if it lies on disk, before anything of it is used:
-/// the disk may give back something else than was written. `cursor`: at its beginning.
-#[inline]
-fn check_segment(log: &Mapped, cursor: &LogCursor) -> io::Result<()> {
-    match cursor.segment().is_on_disk(REGION_BYTES) {
-        true => check_on_disk(log, *cursor),
-        false => Ok(()),
-    }
-}
-
+/// Checks a segment on disk before anything of it is used: the disk may give back something else
+/// than was written. `cursor`: at its beginning. Returns false if the segment is still being written:
+/// then it has no digest yet.
 #[cold]
-fn check_on_disk(log: &Mapped, mut cursor: LogCursor) -> io::Result<()> {
+fn check_on_disk(log: &Mapped, mut cursor: LogCursor) -> io::Result<bool> {
     let segment = cursor.segment();
     loop {
         let word = log.word(cursor.at()).load(Ordering::Acquire);
         match cursor.read(word, REGION_BYTES).map_err(|_| corrupt())? {
-            // It is still being written, and was not on the disk alone yet.
-            Announcement::Nothing => return Ok(()),
+            Announcement::Nothing => return Ok(false),
             Announcement::Frame(bytes) => cursor.pass(bytes),
             Announcement::Jump(_) => break,
         }
     }
-    let digest = log.word(cursor.at() + DIGEST_PLACE).load(Ordering::Relaxed);
-    let is_intact = digest_of_segment(log, segment, cursor.at()) == digest;
-    if is_intact { Ok(()) } else { Err(corrupt()) }
+    compare_digest(log, segment, cursor.at()).map(|()| true)
+}
+
+/// Compares the frames of a segment on disk, which end at `end`, with the digest behind them.
+fn compare_digest(log: &Mapped, segment: LogSegment, end: usize) -> io::Result<()> {
+    let digest = log.word(end + DIGEST_PLACE).load(Ordering::Relaxed);
+    if digest_of_segment(log, segment, end) == digest { Ok(()) } else { Err(corrupt()) }
 }
 
 /// The digest of the frames of a segment, which end at `end`.
