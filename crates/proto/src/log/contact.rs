@@ -16,8 +16,9 @@ use crate::wire::name::NAME_BYTES;
 /// Bytes of an entry.
 pub const CONTACT_BYTES: usize = 64;
 /// A process that has moved to another node numbers its transports from the next multiple on: what
-/// it had on its last node is lost.
-pub const GENERATIONS_PER_NODE: u32 = 1 << 20;
+/// it had on its last node is lost. With an image each second a process opens as many transports on
+/// a node in half a year; and it may move 255 times.
+pub const GENERATIONS_PER_NODE: u32 = 1 << 24;
 
 /// How a process can be reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,6 +43,13 @@ impl Contact {
     pub fn ended(moves: u32) -> Contact {
         let first = moves * GENERATIONS_PER_NODE;
         Contact { generation: first + (GENERATIONS_PER_NODE - 1), name: [0; NAME_BYTES] }
+    }
+
+    /// The generation of the next transport of a process. `before`: of its last one, or 0; `moves`:
+    /// how often the process has moved. `None`: there are no more.
+    pub fn next_generation(before: u32, moves: u32) -> Option<u32> {
+        let next = before.max(moves.checked_mul(GENERATIONS_PER_NODE)?).checked_add(1)?;
+        (Contact::moves(next) == moves && !Contact::is_of_ended(next)).then_some(next)
     }
 
     /// Whether a generation is that of [`Contact::ended`].
@@ -107,13 +115,25 @@ mod tests {
     }
     #[test]
     fn a_process_has_ended_until_it_has_moved() {
-        for moves in [0, 1, 4095] {
+        for moves in [0, 1, 255] {
             let ended = Contact::ended(moves).generation;
             assert!(Contact::is_of_ended(ended));
             assert_eq!(Contact::moves(ended), moves);
             assert!(!Contact::is_of_ended(ended - 1));
         }
-        let next = GENERATIONS_PER_NODE + 1;
-        assert!(next > Contact::ended(0).generation && !Contact::is_of_ended(next));
+        let next = Contact::next_generation(Contact::ended(0).generation, 1).unwrap();
+        assert!(next > Contact::ended(0).generation && Contact::moves(next) == 1);
+    }
+
+    #[test]
+    fn a_process_that_has_used_all_numbers_opens_no_transport() {
+        assert_eq!(Contact::next_generation(0, 0), Some(1));
+        assert_eq!(Contact::next_generation(7, 0), Some(8));
+        assert_eq!(Contact::next_generation(7, 2), Some(2 * GENERATIONS_PER_NODE + 1));
+        let last = Contact::ended(0).generation - 1;
+        assert_eq!(Contact::next_generation(last - 1, 0), Some(last));
+        assert_eq!(Contact::next_generation(last, 0), None);
+        assert_eq!(Contact::next_generation(last + 1, 0), None, "that of the next node");
+        assert_eq!(Contact::next_generation(0, 256), None);
     }
 }

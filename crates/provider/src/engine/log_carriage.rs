@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use landbridge_drive::link::node_log::{NodeLogs, TRANSFER_BYTES_MAX};
 use landbridge_proto::id::Address;
-use landbridge_proto::log::contact::{Contact, GENERATIONS_PER_NODE};
+use landbridge_proto::log::contact::Contact;
 use landbridge_proto::log::transfer::{POSITION_BYTES, TransferHeader};
 
 use super::request::{CompletionLevel, Iov, RecvRequest, SendRequest};
@@ -45,7 +45,9 @@ impl Carriage {
     /// There are no sockets, or the environment of this process is not one of the launcher.
     pub fn open(logs: &NodeLogs, process: u16, moves: u32) -> io::Result<(Carriage, u32)> {
         let before = logs.generation(usize::from(process));
-        let generation = before.max(moves * GENERATIONS_PER_NODE) + 1;
+        let generation = Contact::next_generation(before, moves).ok_or_else(|| {
+            io::Error::other("it has opened more transports than can be numbered")
+        })?;
         let queue = Arc::new(Queue::new(EntryFormat::Tagged, 0));
         let av = Arc::new(Av::with_capacity(0));
         let sink = Sink {

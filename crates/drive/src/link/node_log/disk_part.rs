@@ -288,7 +288,7 @@ mod tests {
         };
         assert!(error.to_string().contains("corrupt from the disk"), "{error}");
         assert!((5_000..12_000).contains(&received), "{received} messages");
-        // Whoever asks only whether there is a frame has passed nothing.
+        // A caller that asks only whether there is a frame has passed nothing.
         assert!(!one.prepare_park() && one.peek().is_err());
     }
 

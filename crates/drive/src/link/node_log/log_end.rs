@@ -345,8 +345,8 @@ impl LogReader {
         }
     }
 
-    /// Goes on in another segment. The cursor stays where it is until all is checked, so that whoever
-    /// asks again does not come to what is corrupt.
+    /// Goes on in another segment. The cursor stays where it is until all is checked, so that a
+    /// caller that asks again does not come to what is corrupt.
     #[cold]
     fn jump(&mut self, to: LogSegment) -> io::Result<()> {
         if self.is_unchecked {
@@ -379,8 +379,8 @@ impl LogReader {
 }
 
 /// Checks a segment on disk before anything of it is used: the disk may give back something else
-/// than was written. `cursor`: at its beginning. Returns false if the segment is still being written:
-/// then it has no digest yet.
+/// than was written. `cursor`: at its beginning. Returns false if the segment is still being
+/// written: then it has no digest yet.
 #[cold]
 fn check_on_disk(log: &Mapped, mut cursor: LogCursor) -> io::Result<bool> {
     let segment = cursor.segment();

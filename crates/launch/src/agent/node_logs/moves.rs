@@ -7,7 +7,7 @@
 //! cover on which other nodes may count.
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -33,21 +33,54 @@ pub struct MoveState {
     /// By rank, also of other nodes: the number of the newest image on which others may count, and
     /// what it covers.
     newest: BTreeMap<u32, (u64, LogPositions)>,
+    /// From where on logs are copied: what is released, or is to be as soon as no thread copies it.
     starts: LogStarts,
-    /// Held by threads that copy logs.
+    /// Held by threads that have begun to copy logs since the last release.
     copying: Arc<()>,
-    /// Releases that wait for these threads.
-    deferred: Vec<LogRelease>,
+    /// Releases that wait for threads which had begun before, the oldest first.
+    deferred: VecDeque<DeferredRelease>,
     /// By rank of this node: the numbers of the images that other nodes know.
     announced: BTreeMap<u32, (u64, Option<u64>)>,
     /// By rank: the number of the image with which it has begun here.
     from_elsewhere: BTreeMap<u32, u64>,
 }
 
+/// Beyond so many deferred releases, the newest ones wait together.
+const DEFERRED_MAX: usize = 16;
+
+/// Logs that are released once threads have ended which copy what is before.
+struct DeferredRelease {
+    /// Held by these threads.
+    copying: Vec<Arc<()>>,
+    /// By pair of processes, the position.
+    released: BTreeMap<(usize, usize), u64>,
+}
+
+impl DeferredRelease {
+    fn is_due(&self) -> bool {
+        self.copying.iter().all(|copying| Arc::strong_count(copying) == 1)
+    }
+
+    /// Has this release wait for a later one.
+    fn join(&mut self, later: DeferredRelease) {
+        self.copying.retain(|copying| Arc::strong_count(copying) > 1);
+        self.copying.extend(later.copying);
+        self.released.extend(later.released);
+    }
+}
+
 impl MoveState {
     /// Nothing is known. `ranks_may_move`: those of this node.
     pub fn new(ranks_may_move: bool) -> MoveState {
         MoveState { ranks_may_move, ..MoveState::default() }
+    }
+
+    fn defer(&mut self, release: DeferredRelease) {
+        let is_full = self.deferred.len() >= DEFERRED_MAX;
+        match self.deferred.back_mut() {
+            Some(last) if is_full => last.join(release),
+            _ => self.deferred.push_back(release),
+        }
     }
 }
 
@@ -80,31 +113,45 @@ impl NodeLogs {
         }))
     }
 
-    /// Releases logs of this node, once no thread copies logs.
+    /// Releases logs of this node: at once, or when no thread copies what is released.
     pub(super) fn release_logs(&self, released: Vec<LogRelease>) -> Result<()> {
-        let mut released = released;
-        if let Some(moves) = &self.for_moves {
-            let MoveState { starts, copying, deferred, .. } = &mut *moves.borrow_mut();
-            deferred.append(&mut released);
-            if Arc::strong_count(copying) > 1 {
-                return Ok(());
-            }
-            let local = self.local.borrow();
-            let is_here = |release: &LogRelease| {
-                local.contains(&(release.from as u32)) || local.contains(&(release.to as u32))
-            };
-            released = std::mem::take(deferred);
-            released.retain(is_here);
-            for release in &released {
-                let pair = (release.from, release.to);
-                let discarded = || self.word(discarded_at(pair.0, pair.1));
-                starts.advance(&self.files.region(pair), pair, release.position, discarded);
-            }
-        }
-        for release in released {
-            self.files.write_release(release_at(release.from, release.to), release.position)?;
+        let pairs = released.iter().map(|release| ((release.from, release.to), release.position));
+        let released = pairs.collect();
+        let due = match &self.for_moves {
+            Some(moves) => self.releases_due(&mut moves.borrow_mut(), released),
+            None => released,
+        };
+        for ((from, to), position) in due {
+            self.files.write_release(release_at(from, to), position)?;
         }
         Ok(())
+    }
+
+    /// Adds releases, and returns those that need not wait. A thread that begins to copy from now
+    /// on does so behind them, so they wait only for those that have begun: always some thread
+    /// copies where full logs want images.
+    fn releases_due(
+        &self,
+        moves: &mut MoveState,
+        mut released: BTreeMap<(usize, usize), u64>,
+    ) -> BTreeMap<(usize, usize), u64> {
+        let local = self.local.borrow();
+        let is_here = |process: usize| local.contains(&(process as u32));
+        released.retain(|(from, to), _| is_here(*from) || is_here(*to));
+        for (pair, position) in &released {
+            let discarded = || self.word(discarded_at(pair.0, pair.1));
+            moves.starts.advance(&self.files.region(*pair), *pair, *position, discarded);
+        }
+        if !released.is_empty() {
+            let copying = vec![std::mem::take(&mut moves.copying)];
+            moves.defer(DeferredRelease { copying, released });
+        }
+        let mut due = BTreeMap::new();
+        while moves.deferred.front().is_some_and(DeferredRelease::is_due) {
+            let released = moves.deferred.pop_front().map(|release| release.released);
+            due.extend(released.unwrap_or_default());
+        }
+        due
     }
 
     /// Releases what had to wait for a thread that copied logs.
@@ -234,5 +281,74 @@ impl NodeLogs {
         for log in &chosen.logs {
             moves.starts.begin((log.from, log.to), log.begins);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::logs;
+    use super::*;
+
+    fn logs_of_moving_ranks() -> NodeLogs {
+        let mut logs = logs(0..2);
+        logs.for_moves = Some(RefCell::new(MoveState::new(true)));
+        logs
+    }
+
+    fn release(logs: &NodeLogs, position: u64) {
+        logs.release_logs(vec![LogRelease { from: 0, to: 1, position }]).unwrap();
+    }
+
+    fn copy(logs: &NodeLogs) -> LogsToCopy {
+        logs.logs_to_copy(0, LogPositions::default()).unwrap().unwrap()
+    }
+
+    /// Where full logs want images, a thread begins to copy before the last one has ended.
+    #[test]
+    fn a_release_waits_for_threads_that_copy_what_it_releases_and_for_no_later_ones() {
+        let logs = logs_of_moving_ranks();
+        let released = || {
+            logs.release_deferred();
+            logs.word(release_at(0, 1))
+        };
+        release(&logs, 100);
+        assert_eq!(released(), 100, "nobody copies");
+        let (first, other) = (copy(&logs), copy(&logs));
+        release(&logs, 200);
+        let second = copy(&logs);
+        assert_eq!(released(), 100);
+        release(&logs, 300);
+        let third = copy(&logs);
+        drop(second);
+        assert_eq!(released(), 100, "those that began before the first release copy");
+        drop((first, other));
+        assert_eq!(released(), 300, "nobody who began before copies");
+        release(&logs, 400);
+        assert_eq!(released(), 300);
+        drop(third);
+        assert_eq!(released(), 400);
+    }
+
+    #[test]
+    fn releases_that_wait_for_a_thread_without_end_are_bounded() {
+        let logs = logs_of_moving_ranks();
+        let endless = copy(&logs);
+        let mut late = None;
+        for position in 1..=10 * DEFERRED_MAX as u64 {
+            late = Some(copy(&logs));
+            release(&logs, position);
+        }
+        {
+            let moves = logs.for_moves.as_ref().unwrap().borrow();
+            let last = moves.deferred.back().unwrap();
+            assert_eq!(moves.deferred.len(), DEFERRED_MAX);
+            assert!(last.copying.len() <= 3 && last.released.len() == 1);
+        }
+        drop(endless);
+        logs.release_deferred();
+        assert_eq!(logs.word(release_at(0, 1)), DEFERRED_MAX as u64 - 1);
+        drop(late);
+        logs.release_deferred();
+        assert_eq!(logs.word(release_at(0, 1)), 10 * DEFERRED_MAX as u64);
     }
 }
