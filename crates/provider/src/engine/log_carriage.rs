@@ -26,6 +26,7 @@ const BUFFERS: usize = 4;
 /// Bytes of a buffer: a message of the greatest length fits, and all buffers together fit the
 /// processor's cache.
 const BUFFER_BYTES: usize = 192 << 10;
+const _: () = assert!(BUFFER_BYTES >= POSITION_BYTES + TRANSFER_BYTES_MAX);
 /// Longest time that a transport waits at its end for others, whom the agents inform as well.
 const LEAVE_TIME_MAX: Duration = Duration::from_millis(50);
 

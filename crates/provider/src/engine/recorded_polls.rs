@@ -1,7 +1,7 @@
 //! Polls of a recorded process: live ones, which are recorded, and replayed ones.
 //!
-//! What enters: polls of the program, the frames of the relay, and the real clock. What leaves:
-//! delivered frames and timers, and a determinant for each poll that had an effect
+//! What enters: polls of the program, frames of logs or of the relay, and the real clock. What
+//! leaves: delivered frames and timers, and a determinant for each poll that had an effect
 //! (`recorded_uplink`). What may never happen: a frame is delivered, or the protocol clock
 //! advances, outside of a poll.
 
@@ -38,7 +38,8 @@ impl Engine {
         self.other_nodes.progress(&mut self.connections);
         let real = self.poll_state.time();
         if self.poll_state.is_epoll_overdue(self.poll_state.clock.now()) {
-            // Events can only report the end of the relay connection, which ends this process.
+            // Events wake up a process that sleeps, or report the end of the connection to the relay,
+            // which ends this process.
             self.poll_epoll(0);
         }
         if self.connections.data.is_recording(|recording| recording.needs_determinant()) {

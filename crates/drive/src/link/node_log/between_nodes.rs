@@ -12,11 +12,11 @@ use std::sync::atomic::Ordering;
 
 use landbridge_proto::log::contact::{CONTACT_BYTES, Contact};
 use landbridge_proto::log::layout::{
-    CONTACTS_CHANGED_AT, LOGGED_PROCESSES_MAX, NOTHING_WAITS, REGION_BYTES, STABLE_AT, contact_at,
-    discarded_at, release_at,
+    CONTACTS_CHANGED_AT, LOGGED_PROCESSES_MAX, MAIL_BYTES_MAX, NOTHING_WAITS, REGION_BYTES,
+    STABLE_AT, contact_at, discarded_at, release_at,
 };
 use landbridge_proto::log::memory_share::LogExtent;
-use landbridge_proto::log::segment::{LogCursor, SLOT_BYTES, SegmentChain};
+use landbridge_proto::log::segment::{LogCursor, SEGMENT_BYTES_MAX, SLOT_BYTES, SegmentChain};
 use landbridge_proto::wire::frame::HEADER_BYTES;
 use rustix::net::{SendFlags, sendto};
 
@@ -30,6 +30,11 @@ use super::window::foreign;
 
 /// Most bytes of frames in one message to another node. A frame of the greatest length fits.
 pub const TRANSFER_BYTES_MAX: usize = 128 << 10;
+
+// A frame of the greatest length goes by a transport, by agents, and into a segment, with the word
+// that announces what follows it.
+const _: () = assert!(FRAME_BYTES_MAX <= TRANSFER_BYTES_MAX && FRAME_BYTES_MAX <= MAIL_BYTES_MAX);
+const _: () = assert!(FRAME_BYTES_MAX + SLOT_BYTES <= SEGMENT_BYTES_MAX);
 
 /// Both logs between this process and one of another node.
 pub(super) struct RemoteLogs {
