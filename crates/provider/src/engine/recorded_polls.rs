@@ -38,8 +38,8 @@ impl Engine {
         self.other_nodes.progress(&mut self.connections);
         let real = self.poll_state.time();
         if self.poll_state.is_epoll_overdue(self.poll_state.clock.now()) {
-            // Events wake up a process that sleeps, or report the end of the connection to the relay,
-            // which ends this process.
+            // Events wake up a process that sleeps, or report the end of the connection to the
+            // relay, which ends this process.
             self.poll_epoll(0);
         }
         if self.connections.data.is_recording(|recording| recording.needs_determinant()) {
