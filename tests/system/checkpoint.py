@@ -752,31 +752,42 @@ def is_recoverable_again(said: str, rank: int) -> bool:
 
 def killed_during_dump(checks, options) -> None:
     """Ranks with several threads are killed while CRIU takes their checkpoint; CRIU then waits for
-    threads that no process can reap."""
-    name = "who is killed as its image is taken"
-    if not checks.wants(name):
-        return
+    threads that no process can reap. Or a signal that an image may hold ends them, or stops them,
+    which must not happen to the next incarnation once more."""
     heat = [common.python(options), str(common.ROOT / "examples" / "heat.py"), "--check", "--steps", "4000"]
-    with tempfile.TemporaryDirectory() as folder:
-        tool = criu_that_kills(Path(folder), options.criu)
-        began = time.monotonic()
-        code, _, output = job(options, heat, [], "--set", f"criu={tool}")
-        seconds = time.monotonic() - began
-    is_same, killed = "identical to the serial run" in output, output.count("was killed by SIGKILL: restarted")
-    measured = f"exit code {code}, {'the same' if is_same else 'other'} output, {killed} restarts, {seconds:.0f} s"
-    # The agent would end CRIU after 60 s.
-    checks.check(name, code == 0 and is_same and killed >= 2 and seconds < 60, measured, output)
+    ways = {
+        "killed": ("SIGKILL", KILLS_IT),
+        "ended by SIGTERM": ("SIGTERM", 'kill -TERM "$pid"'),
+        "stopped": ("SIGKILL", f'kill -STOP "$pid"; sleep 0.4; {KILLS_IT}'),
+        "stopped and continued": ("SIGKILL", f'kill -STOP "$pid"; sleep 0.4; kill -CONT "$pid"; sleep 0.2; {KILLS_IT}'),
+    }
+    for what, (end, how) in ways.items():
+        name = f"who is {what} as its image is taken"
+        if not checks.wants(name):
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            tool = criu_that_kills(Path(folder), options.criu, how=how)
+            began = time.monotonic()
+            code, _, output = job(options, heat, [], "--set", f"criu={tool}")
+            seconds = time.monotonic() - began
+        is_same, killed = "identical to the serial run" in output, output.count(f"was killed by {end}: restarted")
+        measured = f"exit code {code}, {'the same' if is_same else 'other'} output, {killed} restarts, {seconds:.0f} s"
+        # The agent would end CRIU after 60 s.
+        checks.check(name, code == 0 and is_same and killed >= 2 and seconds < 60, measured, output)
 
 
-def criu_that_kills(folder: Path, criu: Path, after: str = "2 + $$ % 8") -> Path:
+KILLS_IT = 'kill -9 "$pid"'
+
+
+def criu_that_kills(folder: Path, criu: Path, after: str = "2 + $$ % 8", how: str = KILLS_IT) -> Path:
     """A program that takes the first checkpoint of each process, and kills the process at the
-    second one, so many hundredths of a second after it begins."""
+    second one, so many hundredths of a second after it begins. `how`: the shell command for that."""
     tool = folder / "criu"
     lines = [
         "#!/bin/sh",
         'if [ "$1" = dump ]; then',
         f'  for word; do [ "$last" = --tree ] && pid=$word; last=$word; done; mark={folder}/$pid',
-        f'  if [ -e "$mark" ] && [ ! -e "$mark.killed" ]; then : > "$mark.killed"; (sleep 0.0$(({after})); kill -9 "$pid") & fi',
+        f'  if [ -e "$mark" ] && [ ! -e "$mark.killed" ]; then : > "$mark.killed"; (sleep 0.0$(({after})); {how}) & fi',
         '  : > "$mark"',
         "fi",
         f'exec {criu} "$@"',

@@ -103,6 +103,8 @@ SAMPLES = {
         "a node is lost, a rank had spawned before, from images",
         "nodes are lost in turn, wildcards and probes, from images",
         "who is killed as its image is taken",
+        "who is ended by SIGTERM as its image is taken",
+        "who is stopped as its image is taken",
         "the newest checkpoint is corrupt",
         "where there is no CRIU",
     ],

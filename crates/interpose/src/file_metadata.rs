@@ -241,7 +241,8 @@ pub unsafe fn path_of_name((directory, path): (u64, u64), into: &mut [u8; PATH_B
 /// Whether a descriptor of another process is the same open file as a descriptor of this process
 /// (open(2), "open file description"). Where kcmp(2) is not allowed, two descriptors of one file
 /// count as the same. Where the descriptors of the other process cannot be listed, every file
-/// counts as shared.
+/// counts as shared. A process that has ended shares nothing: what its children read moves no
+/// position of its next incarnation.
 pub fn shares_open_file(descriptor: u64, process: u64) -> bool {
     const KCMP_FILE: u64 = 0;
     let Some((_, here)) = identity_of(descriptor) else { return false };
@@ -260,7 +261,8 @@ pub fn shares_open_file(descriptor: u64, process: u64) -> bool {
             is_shared |= same <= 0;
         }
     });
-    is_shared || !is_listed
+    is_shared
+        || !is_listed && kernel(libc::SYS_kill, [process, 0, 0, 0, 0, 0]) != -i64::from(libc::ESRCH)
 }
 
 /// A path of at most 63 bytes, built without allocation.
@@ -506,7 +508,7 @@ mod tests {
         child.kill().unwrap();
         let process = child.id().into();
         child.wait().unwrap();
-        assert!(shares_open_file(one, process), "nobody can list what it has open");
+        assert!(!shares_open_file(one, process), "it has ended");
         for descriptor in [one, copy, other] {
             // SAFETY: this test has opened the descriptor.
             unsafe { libc::close(descriptor as i32) };

@@ -158,7 +158,7 @@ pub fn is_over(pid: u32) -> bool {
 }
 
 /// The state letter of the process `pid` in proc_pid_stat(5); `None` if there is no such process.
-fn state(pid: u32) -> Option<char> {
+pub fn state(pid: u32) -> Option<char> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The state follows the program's name, which may hold any characters.
     text.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next())

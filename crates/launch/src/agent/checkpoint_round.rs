@@ -9,7 +9,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail};
 
 use super::checkpoint_scheduler::{
-    CheckpointScheduler, QuiesceReply, QuiesceSocket, SchedulerStep, unrestorable,
+    CheckpointScheduler, QuiesceReply, QuiesceSocket, SchedulerStep, pending_signals, unrestorable,
 };
 use super::image_service::ImageService;
 use super::input;
@@ -312,6 +312,14 @@ impl CheckpointRound<'_> {
     /// CRIU has ended: lets the rank resume, and starts to write the image to the disk. A timer may
     /// have expired while the image was taken.
     fn seal_checkpoint(&mut self) -> Result<()> {
+        if pending_signals::ends_or_stops(self.rank.pid) {
+            // It is tried again, unless the rank has ended.
+            if let Some(scheduler) = &mut self.rank.scheduler {
+                scheduler.end_incarnation();
+                scheduler.postpone();
+            }
+            return self.resume();
+        }
         if let Some(what) = unrestorable(self.rank.pid, 0) {
             self.rank.scheduler.iter_mut().for_each(CheckpointScheduler::end_incarnation);
             return self.resume_without_image(what);

@@ -28,12 +28,14 @@
 //! |---|---|
 //! | `quiesce_socket` | the agent's end of a rank's socket |
 //! | `unrestorable` | what CRIU restores as something else |
+//! | `pending_signals` | signals that an image may hold |
 //! | `disk_tasks` | work in the folder of images, by threads |
 //! | `kept_images` | the images that exist, and where others see them |
 //! | `scheduler_step` | the steps of an image in progress |
 
 mod disk_tasks;
 mod kept_images;
+pub mod pending_signals;
 mod quiesce_socket;
 mod scheduler_step;
 mod unrestorable;

@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use super::checkpoint_scheduler::CheckpointScheduler;
+use super::checkpoint_scheduler::{CheckpointScheduler, pending_signals};
 use super::image_logs::MovedRanks;
 use super::rank::LocalRank;
 use crate::checkpoint::checkpoint_image::{CheckpointImage, UnpackedImage};
@@ -447,6 +447,7 @@ impl Restore {
         let RunningCriu { image, attempt, unpacked, rank, limit, ended, is_late, early, .. } = it;
         if ended == Some(Ending::Exited(0)) {
             let number = image.header.number;
+            pending_signals::continue_stopped(rank.pid);
             let rank = rank.take_over(old, &image.header.replay_position);
             return Some(RestoreOutcome::Restored(Box::new(rank), number, early));
         }

@@ -105,7 +105,11 @@ impl Lease {
                 .is_ok_and(|it| file.metadata().is_ok_and(|own| own.ino() == it.ino()));
             if is_it {
                 let job = job.to_string();
-                write(&file).with_context(|| format!("cannot write {}", path.display()))?;
+                if let Err(error) = write(&file) {
+                    // The disk is full. Without its text the file would be of nobody.
+                    let _ = fs::remove_file(&path);
+                    return Err(error).with_context(|| format!("cannot write {}", path.display()));
+                }
                 let (renewed, renewal) = (Instant::now(), None);
                 return Ok(Lease { path, job, file, renewed, renewal, keeps_file: false });
             }
