@@ -11,7 +11,7 @@
 use alloc::format;
 use alloc::vec::Vec;
 
-use crate::wire::name::NAME_BYTES;
+use crate::wire::name::{NAME_BYTES, Name};
 
 /// Bytes of an entry.
 pub const CONTACT_BYTES: usize = 64;
@@ -50,6 +50,24 @@ impl Contact {
     pub fn next_generation(before: u32, moves: u32) -> Option<u32> {
         let next = before.max(moves.checked_mul(GENERATIONS_PER_NODE)?).checked_add(1)?;
         (Contact::moves(next) == moves && !Contact::is_of_ended(next)).then_some(next)
+    }
+
+    /// The number of the endpoint of a process's next transport, which has this generation. `last`:
+    /// the newest contact of the process that is known. Others may still send to the endpoints of
+    /// the last transports, so the number is the next one; and behind the last transport on another
+    /// node, of which newer ones may not be known, one that is far from it.
+    pub fn next_endpoint(last: Option<&Contact>, generation: u32) -> u8 {
+        const FAR: u32 = 100;
+        let moves = Contact::moves(generation);
+        let known = last.and_then(|last| Some((last, Name::parse(&last.name).ok()?.address)));
+        let number = match known {
+            Some((last, address)) => {
+                let is_here = Contact::moves(last.generation) == moves;
+                u32::from(address.endpoint()) + if is_here { 0 } else { FAR }
+            }
+            None => generation % GENERATIONS_PER_NODE + moves * FAR,
+        };
+        (number % u32::from(u8::MAX)) as u8 + 1
     }
 
     /// Whether a generation is that of [`Contact::ended`].
@@ -94,7 +112,11 @@ fn checksum(bytes: &[u8]) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::vec;
+
     use super::*;
+    use crate::id::{Address, ClusterId};
+    use crate::wire::name::FURTHER_MAX;
 
     #[test]
     fn an_entry_is_read_as_it_was_written_and_no_part_of_it() {
@@ -123,6 +145,39 @@ mod tests {
         }
         let next = Contact::next_generation(Contact::ended(0).generation, 1).unwrap();
         assert!(next > Contact::ended(0).generation && Contact::moves(next) == 1);
+    }
+
+    #[test]
+    fn the_endpoint_of_a_transport_is_none_of_the_last_ones() {
+        let contact = |generation, endpoint| {
+            let name = Name {
+                address: Address::new(7, endpoint),
+                unique: 0,
+                cluster: ClusterId(0),
+                node: 5,
+                ip: [0; 16],
+                further: [[0; 4]; FURTHER_MAX],
+                port: 0,
+            };
+            Contact { generation, name: name.emit() }
+        };
+        let next = |last: &Contact, moves| {
+            let generation = Contact::next_generation(last.generation, moves).unwrap();
+            contact(generation, Contact::next_endpoint(Some(last), generation))
+        };
+        let endpoint = |contact: &Contact| Name::parse(&contact.name).unwrap().address.endpoint();
+        let mut all = vec![contact(1, Contact::next_endpoint(None, 1))];
+        for number in 1..1_000 {
+            // The process moves each 300 transports.
+            all.push(next(&all[number - 1], number as u32 / 300));
+        }
+        for (place, one) in all.iter().enumerate() {
+            let last = &all[place.saturating_sub(100)..place];
+            assert!(endpoint(one) > 0 && last.iter().all(|it| endpoint(it) != endpoint(one)));
+        }
+        let ended = Contact::ended(0);
+        let moved = Contact::next_generation(ended.generation, 1).unwrap();
+        assert_eq!(Contact::next_endpoint(Some(&ended), moved), 102);
     }
 
     #[test]

@@ -56,7 +56,8 @@ impl Carriage {
             receive: Some(Arc::clone(&queue)),
             counters: Counters::default(),
         };
-        let endpoint = (generation % u32::from(u8::MAX)) as u8 + 1;
+        let last = logs.contact(usize::from(process));
+        let endpoint = Contact::next_endpoint(last.as_ref(), generation);
         let setup = Setup {
             role: EndpointRole::Transport(Address::new(process.into(), endpoint)),
             domain_mr: Arc::new(MrTable::default()),
