@@ -341,6 +341,22 @@ mod tests {
         bytes
     }
 
+    /// Bytes are in flight, and nothing has come for so long.
+    fn in_flight(idle_millis: u64) -> TcpInfo {
+        TcpInfo {
+            confirmed_bytes: 0,
+            idle_millis,
+            unacked_millis: idle_millis,
+            has_unacked: true,
+            has_unsent: false,
+            is_zero_window: false,
+            unanswered_probes: 0,
+            round_trip_micros: 50,
+            variation_micros: 5,
+            bytes_per_second: 0,
+        }
+    }
+
     fn wait_for(link: &mut RecordedLink) -> Vec<u8> {
         let deadline = Instant::now() + Duration::from_secs(20);
         loop {
@@ -449,16 +465,9 @@ mod tests {
     fn who_should_have_answered_and_has_not_is_gone() {
         let peer_timeout = Duration::from_secs(60);
         let tcp_info = |has_unacked, is_zero_window, seconds: u64| TcpInfo {
-            confirmed_bytes: 0,
-            idle_millis: seconds * 1_000,
-            unacked_millis: seconds * 1_000,
             has_unacked,
-            has_unsent: false,
             is_zero_window,
-            unanswered_probes: 0,
-            round_trip_micros: 50,
-            variation_micros: 5,
-            bytes_per_second: 0,
+            ..in_flight(seconds * 1_000)
         };
         let rows = [
             // Bytes in flight; a closed window; silent time in seconds; time in flight in seconds;
@@ -484,22 +493,10 @@ mod tests {
     #[test]
     fn who_counts_as_gone_is_gone_for_everybody_who_asks() {
         let (mut link, _relay) = pair_of(Duration::from_secs(2));
-        let tcp_info = |idle_millis| TcpInfo {
-            confirmed_bytes: 0,
-            idle_millis,
-            unacked_millis: idle_millis,
-            has_unacked: true,
-            has_unsent: false,
-            is_zero_window: false,
-            unanswered_probes: 0,
-            round_trip_micros: 50,
-            variation_micros: 5,
-            bytes_per_second: 0,
-        };
         let began = Instant::now();
-        link.check_timeout(Some(tcp_info(100)), began);
+        link.check_timeout(Some(in_flight(100)), began);
         assert_eq!(link.peek().unwrap(), None);
-        link.check_timeout(Some(tcp_info(2_100)), began + Duration::from_millis(2_100));
+        link.check_timeout(Some(in_flight(2_100)), began + Duration::from_millis(2_100));
         // The first call asks whether there is a frame, the second one for the reason.
         for _ in 0..2 {
             assert_eq!(link.peek().unwrap_err().kind(), io::ErrorKind::TimedOut);
@@ -509,18 +506,7 @@ mod tests {
     #[test]
     fn who_computes_between_two_checks_finds_other_bytes_in_flight() {
         let (mut link, _relay) = pair_of(Duration::from_secs(2));
-        let tcp_info = |confirmed_bytes| TcpInfo {
-            confirmed_bytes,
-            idle_millis: 3_000,
-            unacked_millis: 3_000,
-            has_unacked: true,
-            has_unsent: false,
-            is_zero_window: false,
-            unanswered_probes: 0,
-            round_trip_micros: 50,
-            variation_micros: 5,
-            bytes_per_second: 0,
-        };
+        let tcp_info = |confirmed_bytes| TcpInfo { confirmed_bytes, ..in_flight(3_000) };
         let began = Instant::now();
         link.check_timeout(Some(tcp_info(100)), began);
         link.check_timeout(Some(tcp_info(200)), began + Duration::from_secs(3));

@@ -12,9 +12,10 @@ use std::fs;
 
 use crate::sys;
 
-/// What ends a process by default: all signals but those that stop or continue it, or that it
-/// ignores (signal(7)).
-const IGNORED: u64 = bit(libc::SIGCHLD) | bit(libc::SIGURG) | bit(libc::SIGWINCH);
+/// Signals that neither end nor stop a process by default (signal(7)); all others do.
+const HARMLESS: u64 =
+    bit(libc::SIGCHLD) | bit(libc::SIGURG) | bit(libc::SIGWINCH) | bit(libc::SIGCONT);
+/// Signals that stop a process by default.
 const STOPS: u64 =
     bit(libc::SIGSTOP) | bit(libc::SIGTSTP) | bit(libc::SIGTTIN) | bit(libc::SIGTTOU);
 /// Flags of a process in proc_pid_stat(5): it exits, writes its core, was ended by a signal.
@@ -28,7 +29,7 @@ const fn bit(signal: i32) -> u64 {
 pub fn ends_or_stops(pid: u32) -> bool {
     let read = |name| fs::read_to_string(format!("/proc/{pid}/{name}"));
     let (Ok(stat), Ok(status)) = (read("stat"), read("status")) else { return true };
-    is_dying_or_stopped(&stat) || pending_of_default(&status) & !(IGNORED | bit(libc::SIGCONT)) != 0
+    is_dying_or_stopped(&stat) || pending_of_default(&status) & !HARMLESS != 0
 }
 
 /// Lets a restored process go on that its image would have stop: a stop is of a process, and ends
