@@ -105,7 +105,7 @@ def forgotten(checks, command) -> None:
     code = subprocess.run(again, stdin=subprocess.DEVNULL, capture_output=True, timeout=END_LIMIT_S).returncode
     more = sorted(shared_files() & left)
     measured = f"{len(left)} files left, after the next job (exit code {code}) {len(more)}"
-    checks.check(f"{name}: the next job removes what they have left", bool(left) and not more, measured, output)
+    checks.check(f"{name}: the next job removes what they have left", bool(left) and not more, measured, output.decode(errors="replace"))
 
 
 def relay_killed(checks, name, command) -> None:

@@ -13,6 +13,7 @@
 
 use landbridge_proto::relay::Relay;
 
+use super::TICK_MILLIS;
 use super::connection::{ConnectionKey, ConnectionTable, Phase};
 use super::forwarder::Forwarder;
 use crate::sys::{self, TcpInfo};
@@ -74,10 +75,17 @@ impl LivenessMonitor {
         (self.has_in_flight, self.next_check_millis) = (true, 0);
     }
 
-    /// Records that the clock is read `late_millis` later than planned.
-    pub fn note_tick(&mut self, now_millis: u64, late_millis: u64) {
-        self.late_millis = late_millis;
-        if late_millis > STALL_MILLIS {
+    /// Records that the clock is read. `planned_millis`: when it should have been, by
+    /// [`super::TICK_MILLIS`]; `wait_millis_max`: how long the last wait for events could be, if it
+    /// had an end.
+    pub fn note_tick(
+        &mut self,
+        now_millis: u64,
+        planned_millis: u64,
+        wait_millis_max: Option<u64>,
+    ) {
+        self.late_millis = late_millis(now_millis, planned_millis, wait_millis_max);
+        if self.late_millis > STALL_MILLIS {
             self.grace_until_millis = now_millis + GRACE_MILLIS;
         }
     }
@@ -143,6 +151,13 @@ impl LivenessMonitor {
     }
 }
 
+/// By how much the clock is read later than the last wait explains. What arrives wakes this
+/// process, so after a long wait nothing lies unread.
+fn late_millis(now_millis: u64, planned_millis: u64, wait_millis_max: Option<u64>) -> u64 {
+    let longer = wait_millis_max.map(|millis| millis.saturating_sub(TICK_MILLIS));
+    longer.map_or(0, |longer| now_millis.saturating_sub(planned_millis + longer))
+}
+
 /// How long a rank may acknowledge nothing. A recorded rank ends when it is declared unreachable,
 /// and must repeat all that it did, so it has as long as a peer that no path reaches.
 fn rank_timeout_millis(relay: &Relay) -> u64 {
@@ -196,6 +211,7 @@ const _: () = assert!(LATE_MILLIS > 2 * CHECK_MILLIS_SHORT);
 
 #[cfg(test)]
 mod tests {
+    use super::super::IDLE_TICK_MILLIS;
     use super::*;
 
     #[test]
@@ -217,6 +233,23 @@ mod tests {
             assert_eq!(timeout, expected, "{round_trip} ms, {variation} ms");
         }
         assert_eq!(stream_timeout_millis(u32::MAX, u32::MAX), STREAM_TIMEOUT_MILLIS_MAX);
+    }
+
+    #[test]
+    fn a_clock_that_waits_long_because_nothing_happens_is_not_late() {
+        let rows = [
+            // When the clock is read, if 1,000 ms were planned; the longest wait; how late it is.
+            (1_000, Some(TICK_MILLIS), 0),
+            (1_350, Some(TICK_MILLIS), 350),
+            (1_350, Some(IDLE_TICK_MILLIS), 0),
+            (1_000 + IDLE_TICK_MILLIS, Some(IDLE_TICK_MILLIS), TICK_MILLIS),
+            (5_000, Some(IDLE_TICK_MILLIS), 3_100),
+            (90_000, None, 0),
+        ];
+        for (now, wait, expected) in rows {
+            assert_eq!(late_millis(now, 1_000, wait), expected, "{now} {wait:?}");
+        }
+        assert!(late_millis(1_000 + IDLE_TICK_MILLIS, 1_000, Some(IDLE_TICK_MILLIS)) < LATE_MILLIS);
     }
 
     #[test]

@@ -108,6 +108,8 @@ struct EventLoop<'w> {
     log_storage: LogStorage,
     liveness: LivenessMonitor,
     next_tick_millis: u64,
+    /// How long the last wait could be, at most. `None`: until something happened.
+    wait_millis_max: Option<u64>,
     report: EngineReport,
 }
 
@@ -215,6 +217,7 @@ impl<'w> EventLoop<'w> {
             log_storage,
             liveness: LivenessMonitor::default(),
             next_tick_millis: now,
+            wait_millis_max: None,
             report: EngineReport::default(),
         })
     }
@@ -253,11 +256,11 @@ impl<'w> EventLoop<'w> {
         let is_calm = !self.needs_clock();
         let needs_idle_clock =
             self.forwarder.relay.ports().has_streams() || self.liveness.needs_clock();
-        let sleep_millis = match is_calm {
+        self.wait_millis_max = match is_calm {
             true => needs_idle_clock.then_some(IDLE_TICK_MILLIS),
             false => Some(TICK_MILLIS),
         };
-        let sleep = sleep_millis.map(Duration::from_millis);
+        let sleep = self.wait_millis_max.map(Duration::from_millis);
         self.forwarder.waiter.wait(
             &self.epoll,
             events,
@@ -428,7 +431,7 @@ impl<'w> EventLoop<'w> {
         if now < self.next_tick_millis {
             return;
         }
-        self.liveness.note_tick(now, now - self.next_tick_millis);
+        self.liveness.note_tick(now, self.next_tick_millis, self.wait_millis_max);
         self.next_tick_millis = now + TICK_MILLIS;
         self.forwarder.relay.handle_time(now);
         self.forwarder.drain(&[]);
