@@ -24,6 +24,7 @@ import recovery
 import stall
 import stamp
 import streams
+import sweep
 import wan
 from support import paths, svg
 
@@ -34,7 +35,7 @@ PICTURES = paths.ROOT / "docs" / "pictures"
 OTHERS = {"wan": wan, "hop-cost": hop_cost, "profile": hotspots, "integrity": integrity, "rails": rails}
 OTHERS |= {"datagrams": datagrams, "fairness": fairness, "stall": stall, "streams": streams, "second-path": second_path}
 OTHERS |= {"own-core": own_core, "recovery": recovery, "checkpoint": checkpoint, "files": files, "intercept": intercept}
-OTHERS |= {"payload-log": payload_log}
+OTHERS |= {"payload-log": payload_log, "sweep": sweep}
 
 
 def write(names: list[str] | None = None) -> None:

@@ -48,6 +48,7 @@ import report  # noqa: E402
 import stall  # noqa: E402
 import stamp  # noqa: E402
 import streams  # noqa: E402
+import sweep  # noqa: E402
 import wan  # noqa: E402
 from support import paths, process  # noqa: E402
 
@@ -145,6 +146,7 @@ def jobs(options) -> dict:
     rounds = 1 if options.quick else options.rounds
     few = min(rounds, 3)
     found = {it.name: lambda it=it: measure(it, rounds) for it in comparisons()}
+    found["sweep"] = lambda: sweep.measure(rounds, quick=options.quick)
     found["wan"] = lambda: wan.measure(few)
     found["hop-cost"] = lambda: hop_cost.measure(rounds)
     found["idle"] = idle.measure
