@@ -133,7 +133,7 @@ def main() -> int:
     lost_by_chance(checks, options)
     lost_apart_from_mpi(checks, options)
     lost_in_turn(checks, options)
-    killed_during_dump(checks, options)
+    killed_during_dump(checks, options, ring)
     criu_killed(checks, options, ring)
     corrupt_checkpoints(checks, options, ring)
     without_criu(checks, options, ring)
@@ -750,10 +750,17 @@ def is_recoverable_again(said: str, rank: int) -> bool:
     return f"rank {rank} turn 80:" in said and found[-1:] == ["it can be restarted"]
 
 
-def killed_during_dump(checks, options) -> None:
+def killed_during_dump(checks, options, ring) -> None:
     """Ranks with several threads are killed while CRIU takes their checkpoint; CRIU then waits for
     threads that no process can reap. Or a signal that an image may hold ends them, or stops them,
-    which must not happen to the next incarnation once more."""
+    which must not happen to the next incarnation once more: also not where all threads of a rank
+    block it as long as the image is taken."""
+    name = "who is ended by SIGTERM as its image is taken, with one thread"
+    if checks.wants(name):
+        with tempfile.TemporaryDirectory() as folder:
+            tool = criu_that_kills(Path(folder), options.criu, after="0", how='kill -TERM "$pid"')
+            outcome = job(options, ring, [], "--set", f"criu={tool}")
+        check_same(checks, name, outcome, sorted(recovery.job(options, ring, [])[1]), RANKS)
     heat = [common.python(options), str(common.ROOT / "examples" / "heat.py"), "--check", "--steps", "4000"]
     ways = {
         "killed": ("SIGKILL", KILLS_IT),

@@ -8,7 +8,7 @@ use libc::{c_int, mode_t};
 use crate::file_identity::{FileIdentity, FileKind, PATH_BYTES};
 use crate::file_status::status;
 use crate::kernel_calls::{kernel, text};
-use crate::processes::each_number_in;
+use crate::processes::{each_number_in, has_ended};
 
 /// Kind and identity of what is open at a descriptor.
 pub fn identity_of(descriptor: u64) -> Option<(FileKind, FileIdentity)> {
@@ -261,8 +261,7 @@ pub fn shares_open_file(descriptor: u64, process: u64) -> bool {
             is_shared |= same <= 0;
         }
     });
-    is_shared
-        || !is_listed && kernel(libc::SYS_kill, [process, 0, 0, 0, 0, 0]) != -i64::from(libc::ESRCH)
+    is_shared || !is_listed && !has_ended(process)
 }
 
 /// A path of at most 63 bytes, built without allocation.
@@ -505,9 +504,15 @@ mod tests {
         assert!(shares_open_file(one, child.id().into()), "it has a copy");
         let is_allowed = kernel(libc::SYS_kcmp, [own, own, 0, one, copy, 0]) >= 0;
         assert!(!is_allowed || !shares_open_file(other, child.id().into()), "it has none");
+        assert!(!has_ended(child.id().into()));
         child.kill().unwrap();
         let process = child.id().into();
+        while !has_ended(process) {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        assert!(!shares_open_file(one, process), "nobody has waited for it");
         child.wait().unwrap();
+        assert!(has_ended(process));
         assert!(!shares_open_file(one, process), "it has ended");
         for descriptor in [one, copy, other] {
             // SAFETY: this test has opened the descriptor.

@@ -32,24 +32,44 @@ fn is_own_thread(thread: u32) -> bool {
     crate::kernel_calls::kernel(libc::SYS_tgkill, [own, thread.into(), 0, 0, 0, 0]) == 0
 }
 
-/// Parent of a process; 0 if the process has none. (proc(5): the fourth word of `stat`, after a
-/// name in brackets.)
+/// Parent of a process; 0 if the process has none.
 pub fn parent_of(process: u32) -> u32 {
+    with_status(process.into(), |[_, parent, ..]| number(parent)).unwrap_or(0)
+}
+
+/// Whether a process has ended; its parent may not have waited for it. A process whose first thread
+/// has ended before others has not.
+pub fn has_ended(process: u64) -> bool {
+    const THREADS: usize = 17;
+    let ended = with_status(process, |words| {
+        matches!(words[0], b"Z" | b"X") && number(words[THREADS]) <= 1
+    });
+    let is_there = || kernel(libc::SYS_kill, [process, 0, 0, 0, 0, 0]) != -i64::from(libc::ESRCH);
+    ended.unwrap_or_else(|| !is_there())
+}
+
+/// Calls `read` with words of the `stat` of a process (proc(5)), from the state on, which follows a
+/// name in brackets. `None`: the file cannot be read.
+fn with_status<R>(process: u64, read: impl FnOnce([&[u8]; 18]) -> R) -> Option<R> {
     let mut path = crate::messages::MessageBuffer::new();
     let _ = write!(path, "/proc/{process}/stat\0");
     let mut text = [0_u8; 512];
     let place = path.bytes().as_ptr().addr() as u64;
     let flags = (libc::O_RDONLY | libc::O_CLOEXEC) as u64;
     let kernel = crate::kernel_calls::kernel_or_libc;
-    let file = kernel(libc::SYS_openat, [crate::kernel_calls::HERE, place, flags, 0, 0, 0]) as u64;
+    let file = kernel(libc::SYS_openat, [crate::kernel_calls::HERE, place, flags, 0, 0, 0]);
+    let file = u64::try_from(file).ok()?;
     let room = text.as_mut_ptr().addr() as u64;
     let length = kernel(libc::SYS_read, [file, room, text.len() as u64, 0, 0, 0]);
     kernel(libc::SYS_close, [file, 0, 0, 0, 0, 0]);
-    let length = usize::try_from(length).unwrap_or(0);
-    let text = &text[..length];
-    let name_end = text.iter().rposition(|byte| *byte == b')').unwrap_or(0);
-    let word = text[name_end..].split(|byte| *byte == b' ').nth(2);
-    word.and_then(|word| std::str::from_utf8(word).ok()?.parse().ok()).unwrap_or(0)
+    let text = text.get(..usize::try_from(length).ok()?)?;
+    let name_end = text.iter().rposition(|byte| *byte == b')')?;
+    let mut words = text[name_end..].split(|byte| *byte == b' ').skip(1);
+    Some(read(std::array::from_fn(|_| words.next().unwrap_or_default())))
+}
+
+fn number(word: &[u8]) -> u32 {
+    std::str::from_utf8(word).ok().and_then(|word| word.parse().ok()).unwrap_or(0)
 }
 
 /// Whether this thread repeats, or may repeat, what one of an earlier incarnation did: the recorded

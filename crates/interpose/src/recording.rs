@@ -310,6 +310,7 @@ pub fn quiesce() -> bool {
     // Until the process resumes a handler would find placeholders, and nothing would see what it
     // does.
     MASK.store(mask, Relaxed);
+    present.note_image_mask(mask);
     let place = present.position();
     deadlines::note_image();
     recorded_pipes::note_image();

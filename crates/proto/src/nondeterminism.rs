@@ -101,6 +101,8 @@ pub const ABSENCES_AT: usize = offset_of!(RecordHead, absences);
 /// Offset of `program_random` in the record: 16 bytes, written by the agent. Zeros: the program
 /// keeps those of the kernel.
 pub const PROGRAM_RANDOM_AT: usize = offset_of!(RecordHead, program_random);
+/// Offset of `image_mask` in the record: eight bytes, a bit for each signal (sigprocmask(2)).
+pub const IMAGE_MASK_AT: usize = offset_of!(RecordHead, image_mask);
 /// Offset of the number of redelivered frames in the record: eight bytes.
 pub const REDELIVERED_AT: usize = POLLS_AT + offset_of!(Polls, redelivered);
 
@@ -154,6 +156,9 @@ pub struct RecordHead {
     pub absences: AtomicU64,
     /// What each incarnation gets as `AT_RANDOM` (getauxval(3)), see [`PROGRAM_RANDOM_AT`].
     pub program_random: [AtomicU64; 2],
+    /// Signals that the program blocked when the process began to stand still for an image. All are
+    /// blocked while the image is taken.
+    image_mask: AtomicU64,
 }
 
 const STILL_REPLAYS: u64 = u64::MAX;
@@ -263,6 +268,11 @@ impl RecordHead {
     /// Whether an effect waits until another node knows of the effect.
     pub fn has_durable_effects(&self) -> bool {
         self.durable_effects.load(Relaxed) != 0
+    }
+
+    /// Notes the signals that the program blocks. The process begins to stand still for an image.
+    pub fn note_image_mask(&self, mask: u64) {
+        self.image_mask.store(mask, Relaxed);
     }
 
     /// Notes that the process uses what no checkpoint image restores.

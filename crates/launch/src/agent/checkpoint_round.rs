@@ -312,7 +312,8 @@ impl CheckpointRound<'_> {
     /// CRIU has ended: lets the rank resume, and starts to write the image to the disk. A timer may
     /// have expired while the image was taken.
     fn seal_checkpoint(&mut self) -> Result<()> {
-        if pending_signals::ends_or_stops(self.rank.pid) {
+        let blocked = self.rank.recording.as_ref().map(|recording| recording.image_mask());
+        if pending_signals::ends_or_stops(self.rank.pid, blocked) {
             // It is tried again, unless the rank has ended.
             if let Some(scheduler) = &mut self.rank.scheduler {
                 scheduler.end_incarnation();

@@ -21,9 +21,9 @@ use anyhow::{Context, Result, bail};
 use hmac::{Hmac, Mac};
 use landbridge_proto::nondeterminism::{
     ABSENCES_AT, BASE_AT, CHECKPOINT_REQUESTS_AT, DURABLE_EFFECTS_AT, FILES_AT, FILES_WORDS,
-    FULL_AT, HELD_AT, INCARNATION_AT, LAST_WRITTEN_AT, NO_RESTART_AT, NO_RESTART_BYTES,
-    NONDETERMINISM_BYTES, POLLS_AT, PROGRAM_RANDOM_AT, RECORD_HEAD_BYTES, RECORDED_AT,
-    REDELIVERED_AT, UNKNOWN_WRITTEN, UNSAVED_AT,
+    FULL_AT, HELD_AT, IMAGE_MASK_AT, INCARNATION_AT, LAST_WRITTEN_AT, NO_RESTART_AT,
+    NO_RESTART_BYTES, NONDETERMINISM_BYTES, POLLS_AT, PROGRAM_RANDOM_AT, RECORD_HEAD_BYTES,
+    RECORDED_AT, REDELIVERED_AT, UNKNOWN_WRITTEN, UNSAVED_AT,
 };
 use landbridge_proto::recent_determinants::{
     DETERMINANT_COUNT_AT, RECENT_DETERMINANTS_MAX, RECORD_ENTRIES_BYTES, determinant_at,
@@ -217,6 +217,12 @@ impl RankRecording {
     /// What the rank uses that no image restores ([`UNSAVED_AT`]).
     pub fn unsaved(&self) -> u64 {
         self.words(UNSAVED_AT).map_or(!0, |[unsaved]| unsaved)
+    }
+
+    /// The signals that the program blocks itself, since the rank has quiesced
+    /// ([`IMAGE_MASK_AT`]).
+    pub fn image_mask(&self) -> u64 {
+        self.words(IMAGE_MASK_AT).map_or(0, |[mask]| mask)
     }
 
     /// Asks the rank to quiesce for its checkpoint image of this number.

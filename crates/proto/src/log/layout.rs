@@ -73,6 +73,9 @@ pub const DISK_PARTS_AT: u64 = 96;
 /// Position of a word that is written before processes start: no images of processes are taken (1),
 /// or they may be (0). Without images, a log of which something was discarded is of no use.
 pub const NO_IMAGES_AT: u64 = 104;
+/// Position of a word of all processes: the disk had no room for a segment, and is not asked again
+/// before this time, in milliseconds since the start of the machine (CLOCK_MONOTONIC). 0: it had.
+pub const DISK_FULL_UNTIL_AT: u64 = 112;
 /// Bytes before the first contact.
 const CONTACTS_HEAD: usize = 128;
 /// Bytes of the control words of one process: a page.

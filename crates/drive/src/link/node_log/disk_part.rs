@@ -14,13 +14,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use landbridge_proto::log::layout::{
-    DISK_MAX_AT, DISK_PARTS_AT, DISK_TAKEN_AT, LOG_BYTES, disk_part_at,
+    DISK_FULL_UNTIL_AT, DISK_MAX_AT, DISK_PARTS_AT, DISK_TAKEN_AT, LOG_BYTES, disk_part_at,
 };
 use landbridge_proto::log::segment::{LogSegment, SEGMENT_BYTES_MAX};
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::{Errno, pread, pwrite};
 
 use super::window::{Mapped, Window};
+use crate::sys::now_millis;
+
+/// For how long a disk that had no room is not asked again: others may use it only for a while.
+const FULL_DISK_MILLIS: u64 = 5_000;
 
 /// Opens the log of one process to another: its region, and its part of the disk file, if there is
 /// one.
@@ -75,12 +79,15 @@ impl DiskPart {
         let max = head.word(DISK_MAX_AT as usize).load(Ordering::Relaxed);
         let taken = head.word(DISK_TAKEN_AT as usize);
         let more = |taken: u64| taken.checked_add(bytes).filter(|more| *more <= max);
-        let has_room = taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok();
-        let is_taken = has_room && self.allocate(segment);
-        if has_room && !is_taken {
-            let left = taken.fetch_sub(bytes, Ordering::Relaxed).saturating_sub(bytes);
-            // The disk has less room than logs may take: what they have now is their bound.
-            head.word(DISK_MAX_AT as usize).fetch_min(left, Ordering::Relaxed);
+        if is_full(head) || taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_err()
+        {
+            return false;
+        }
+        let is_taken = self.allocate(segment);
+        if !is_taken {
+            taken.fetch_sub(bytes, Ordering::Relaxed);
+            let until = now_millis() + FULL_DISK_MILLIS;
+            head.word(DISK_FULL_UNTIL_AT as usize).store(until, Ordering::Relaxed);
         }
         is_taken
     }
@@ -127,13 +134,21 @@ impl DiskPart {
 /// Whether the disk has room for a segment.
 pub(super) fn has_room(head: &Mapped) -> bool {
     let (taken, max) = taken_of(head);
-    taken.saturating_add(SEGMENT_BYTES_MAX as u64) <= max
+    taken.saturating_add(SEGMENT_BYTES_MAX as u64) <= max && !is_full(head)
 }
 
 /// Whether less than half of what logs may take on disk is taken.
 pub(super) fn has_much_room(head: &Mapped) -> bool {
     let (taken, max) = taken_of(head);
-    taken < max / 2
+    taken < max / 2 && !is_full(head)
+}
+
+/// Whether the disk had no room a short time ago, though logs might take more.
+fn is_full(head: &Mapped) -> bool {
+    match head.word(DISK_FULL_UNTIL_AT as usize).load(Ordering::Relaxed) {
+        0 => false,
+        until => now_millis() < until,
+    }
 }
 
 /// Bytes that logs take on disk, and that they may take.
@@ -334,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_that_has_less_room_than_logs_may_take_is_the_bound() {
+    fn a_disk_that_has_less_room_than_logs_may_take_is_the_bound_for_a_while() {
         let node = node("disk-less", 64 * MIB);
         let zero = node.begin(0, 2 << 20);
         let head = &zero.open.head;
@@ -343,8 +358,16 @@ mod tests {
         let file = std::fs::File::open(std::env::current_exe().unwrap()).unwrap();
         let part = DiskPart { file: Arc::new(file.into()), start: 1 << 40 };
         let (segment, _) = SegmentChain::new(REGION_BYTES).segment_on_disk(1000, 0).unwrap();
+        assert!(has_room(head) && has_much_room(head));
         assert!(!part.take(head, segment) && !has_room(head) && !has_much_room(head));
-        assert_eq!((taken(&node), node.read(DISK_MAX_AT)), (5 * MIB, 5 * MIB));
+        assert_eq!(taken(&node), 5 * MIB);
+        // Nobody else uses the disk any more.
+        let file = rustix::fs::memfd_create("disk", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        let part = DiskPart { file: Arc::new(file), start: 0 };
+        assert!(!part.take(head, segment), "not yet");
+        node.write(DISK_FULL_UNTIL_AT, now_millis());
+        assert!(has_room(head) && part.take(head, segment));
+        assert_eq!(taken(&node), 5 * MIB + bytes_of(segment));
     }
 
     /// Without images, too, a log goes on on disk.

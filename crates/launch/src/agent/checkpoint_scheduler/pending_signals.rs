@@ -5,8 +5,8 @@
 //! more. A signal with a handler is no matter: the restored process handles it as the first one
 //! did.
 //!
-//! In: the process, as soon as CRIU has let go of it. Out: whether its image may hold such a
-//! signal. What may never happen: such an image is kept.
+//! In: the process, as soon as CRIU has let go of it, and which signals its program blocks. Out:
+//! whether its image may hold such a signal. What may never happen: such an image is kept.
 
 use std::fs;
 
@@ -25,18 +25,19 @@ const fn bit(signal: i32) -> u64 {
     1 << (signal - 1)
 }
 
-/// Whether a signal stops or ends the process, or has done so.
-pub fn ends_or_stops(pid: u32) -> bool {
+/// Whether a signal stops or ends the process, has done so, or will do so once the process blocks
+/// only what its program blocks. `None`: what it blocks now.
+pub fn ends_or_stops(pid: u32, blocked: Option<u64>) -> bool {
     let read = |name| fs::read_to_string(format!("/proc/{pid}/{name}"));
     let (Ok(stat), Ok(status)) = (read("stat"), read("status")) else { return true };
-    is_dying_or_stopped(&stat) || pending_of_default(&status) & !HARMLESS != 0
+    is_dying_or_stopped(&stat) || pending_of_default(&status, blocked) & !HARMLESS != 0
 }
 
 /// Lets a restored process go on that its image would have stop: a stop is of a process, and ends
 /// with it. Without a stop nothing is sent, because the process may have a handler for SIGCONT.
 pub fn continue_stopped(pid: u32) {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    if sys::state(pid) == Some('T') || pending_of_default(&status) & STOPS != 0 {
+    if sys::state(pid) == Some('T') || pending_of_default(&status, None) & STOPS != 0 {
         sys::kill(pid, libc::SIGCONT);
     }
 }
@@ -51,12 +52,14 @@ fn is_dying_or_stopped(stat: &str) -> bool {
 }
 
 /// Pending signals of a text of proc_pid_status(5) that are not blocked, ignored or handled.
-fn pending_of_default(status: &str) -> u64 {
+/// `blocked`: instead of those that the text calls blocked.
+fn pending_of_default(status: &str, blocked: Option<u64>) -> u64 {
     let set = |name: &str| {
         let value = status.lines().find_map(|line| line.strip_prefix(name));
         value.and_then(|value| u64::from_str_radix(value.trim(), 16).ok()).unwrap_or(0)
     };
-    (set("SigPnd:") | set("ShdPnd:")) & !(set("SigBlk:") | set("SigIgn:") | set("SigCgt:"))
+    let blocked = blocked.unwrap_or_else(|| set("SigBlk:"));
+    (set("SigPnd:") | set("ShdPnd:")) & !(blocked | set("SigIgn:") | set("SigCgt:"))
 }
 
 #[cfg(test)]
@@ -83,18 +86,18 @@ mod tests {
         let mut child = sleeper();
         let pid = child.id();
         wait_for(|| sys::state(pid) == Some('S'));
-        assert!(!ends_or_stops(pid));
+        assert!(!ends_or_stops(pid, None));
         continue_stopped(pid);
         sys::kill(pid, libc::SIGSTOP);
         wait_for(|| sys::state(pid) == Some('T'));
-        assert!(ends_or_stops(pid));
+        assert!(ends_or_stops(pid, None));
         continue_stopped(pid);
         wait_for(|| sys::state(pid) == Some('S'));
         sys::kill(pid, libc::SIGTERM);
         wait_for(|| sys::is_over(pid));
-        assert!(ends_or_stops(pid), "not reaped yet");
+        assert!(ends_or_stops(pid, None), "not reaped yet");
         child.wait().unwrap();
-        assert!(ends_or_stops(pid), "nobody");
+        assert!(ends_or_stops(pid, None), "nobody");
     }
 
     #[test]
@@ -106,10 +109,15 @@ mod tests {
             )
         };
         let (term, alarm) = (bit(libc::SIGTERM), bit(libc::SIGALRM));
-        assert_eq!(pending_of_default(&status(0, 0, 0, 0, 0)), 0);
-        assert_eq!(pending_of_default(&status(term, alarm, 0, 0, 0)), term | alarm);
-        assert_eq!(pending_of_default(&status(0, term, term, 0, alarm)), 0);
-        assert_eq!(pending_of_default(&status(term | alarm, 0, 0, term, alarm)), 0);
+        let counted = |status: String| pending_of_default(&status, None);
+        assert_eq!(counted(status(0, 0, 0, 0, 0)), 0);
+        assert_eq!(counted(status(term, alarm, 0, 0, 0)), term | alarm);
+        assert_eq!(counted(status(0, term, term, 0, alarm)), 0);
+        assert_eq!(counted(status(term | alarm, 0, 0, term, alarm)), 0);
+        // Who stands still for an image blocks all signals, and its program this one or none.
+        let quiesced = status(0, term | alarm, !0, alarm, 0);
+        assert_eq!(pending_of_default(&quiesced, Some(0)), term);
+        assert_eq!(pending_of_default(&quiesced, Some(term)), 0);
     }
 
     #[test]
