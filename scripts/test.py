@@ -69,6 +69,9 @@ class Step:
     # whether it computes more than it waits, measures time, or looks for leftovers
     is_alone: bool = True
     env: dict[str, str] = field(default_factory=dict)
+    # whether a run that resumes leaves out the cases of the step that have passed, and their file
+    by_case: bool = False
+    cases: Path | None = None
 
 
 def main() -> int:
@@ -289,6 +292,7 @@ def system_step(driver: "Driver", is_slow: bool, logger: str = "") -> Step:
         again=driver.again,
         is_alone=driver.is_alone,
         slow=bool(logger),
+        by_case=driver.by_case,
     )
 
 
@@ -308,6 +312,8 @@ class Driver:
     is_alone: bool = False
     # Whether `make test-all` runs it once more with `recover_log=relay`.
     also_relay: bool = False
+    # Whether a run that resumes leaves out its cases that have passed: those of hours.
+    by_case: bool = False
 
 
 SAMPLE = ("--sample",)
@@ -322,21 +328,21 @@ SYSTEM = [
     Driver("waiting", "what waiting costs", is_alone=True),
     Driver("killing", "a rank is killed in the middle of a job", is_alone=True),
     Driver("spawn", "ranks spawn processes, in one and in two clusters", is_alone=True),
-    Driver("files", "what ranks that are killed have written is there once, and they read what they read before", (), ("--all",), 900, 7800, again=False),
+    Driver("files", "what ranks that are killed have written is there once, and they read what they read before", (), ("--all",), 900, 7800, again=False, by_case=True),
     Driver("soak", "minutes of random faults under unmodified programs", ("--minutes", "1"), (), 420, 420, again=False),
-    Driver("recovery", "ranks that are killed come back", SAMPLE, also_relay=True),
-    Driver("nodes", "ranks that are killed on other nodes and behind links that fail, and nodes that are lost", SAMPLE, also_relay=True),
-    Driver("failing_paths", "ranks that are killed while the paths between their nodes fail", SAMPLE),
-    Driver("checkpoint", "ranks that are killed go on from images of them", SAMPLE, also_relay=True),
-    Driver("network", "networks that lose, damage and reorder; links, interfaces and relays that fail", SAMPLE),
-    Driver("kills", "programs of every kind, killed at random moments, from images and over bad networks, too", SAMPLE, ("--all",), 1500, 5400, again=False, also_relay=True),
-    Driver("aimed", "ranks that are killed at chosen points, or for want of memory, and logs on full disks", SAMPLE),
+    Driver("recovery", "ranks that are killed come back", SAMPLE, also_relay=True, by_case=True),
+    Driver("nodes", "ranks that are killed on other nodes and behind links that fail, and nodes that are lost", SAMPLE, also_relay=True, by_case=True),
+    Driver("failing_paths", "ranks that are killed while the paths between their nodes fail", SAMPLE, by_case=True),
+    Driver("checkpoint", "ranks that are killed go on from images of them", SAMPLE, also_relay=True, by_case=True),
+    Driver("network", "networks that lose, damage and reorder; links, interfaces and relays that fail", SAMPLE, by_case=True),
+    Driver("kills", "programs of every kind, killed at random moments, from images and over bad networks, too", SAMPLE, ("--all",), 1500, 5400, again=False, also_relay=True, by_case=True),
+    Driver("aimed", "ranks that are killed at chosen points, or for want of memory, and logs on full disks", SAMPLE, by_case=True),
     Driver("records", "ranks that read more of clocks, chance and files than a record holds", SAMPLE),
     Driver("calls", "single system calls under the interposer alone: seen, compared, interrupted"),
     Driver("interrupted", "kills within one system call while another rank acts on the file", ("--only", "^(append|claim-removal|exclusive|long-append|open|truncate|write), answered")),
     Driver("random_files", "random file programs whose ranks are killed", (), ("--runs", "12000"), 1500, 5400, again=False),
     Driver("punish", "minutes of killing ranks at random, in one cluster and over two", ("--minutes", "0.3"), (), 900, 900, again=False, also_relay=True),
-    Driver("suite", "the mpi4py suite, module by module, with a rank killed in each", SAMPLE, (), 360, 7200),
+    Driver("suite", "the mpi4py suite, module by module, with a rank killed in each", SAMPLE, (), 360, 7200, by_case=True),
     Driver("unrecorded", "killed ranks that print or send what nobody records, or have threads"),
     Driver("interfaces", "interfaces that lead nowhere"),
 ]
@@ -369,6 +375,8 @@ def run_all(prepared: list["Row"], steps: list[Step], left_out: list[Step], opti
     rows = earlier_rows(steps, passed) if options.resume else []
     steps, every = [step for step in steps if all(row.step is not step for row in rows)], steps
     if options.resume:
+        for step in (step for step in steps if step.by_case and passed.commit):
+            step.cases = paths.RESULTS / f"passed-{step.name}-{passed.commit[:12]}.txt"
         print(f"{len(rows)} steps have passed on this commit before", flush=True)
     print(f"{len(steps)} steps; those that wait more than they work run {options.at_once} at a time", flush=True)
     for step in (step for step in steps if step.is_alone):
@@ -478,7 +486,8 @@ def run_step(step: Step, left_s: float) -> Row:
 
 
 def run_once(step: Step, limit_s: float, log) -> process.Finished:
-    return process.run(step.command, limit_s, step.env, cwd=paths.ROOT, log=log)
+    command = [*step.command, "--passed", str(step.cases)] if step.cases else step.command
+    return process.run(command, limit_s, step.env, cwd=paths.ROOT, log=log)
 
 
 def skips(output: str) -> list[str]:

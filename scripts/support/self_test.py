@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Checks of what the scripts show: pictures are legible, progress lines contain no output of pip,
-`make test` counts what was skipped or repeated.
+`make test` counts what was skipped or repeated, and leaves out what has passed.
 
 `scripts/test.py pictures` runs these checks.
 """
@@ -11,12 +11,15 @@ import re
 import sys
 import tempfile
 import unittest
+from argparse import Namespace
 from pathlib import Path
 from xml.etree import ElementTree
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests" / "system")]
 import test as steps  # noqa: E402
 import wheels  # noqa: E402
+from common import Checks, PassedCases  # noqa: E402
 from support import curves, dots, svg  # noqa: E402
 from support.passed import Passed  # noqa: E402
 
@@ -159,6 +162,29 @@ class EarlierRuns(unittest.TestCase):
             # Something was changed since the commit.
             Passed(file, "").note(step.name, step.command, outcome)
             self.assertIsNone(Passed(file, "").find(step.name, step.command))
+
+    def test_a_case_counts_until_a_check_of_it_fails(self):
+        with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+            file = Path(folder) / "cases"
+            first = [("one", [True]), ("two", [True, False]), ("none", []), ("three", [True])]
+            self.assertEqual(self.run_cases(file, first), (["one", "two", "none", "three"], 1))
+            second = [("one", [True]), ("two", [True, True]), ("three", [True])]
+            self.assertEqual(self.run_cases(file, second), (["two"], 0))
+            self.assertEqual(self.run_cases(file, second), ([], 0))
+            # A check of a case that has ended fails later.
+            cases = PassedCases(file)
+            cases.forget("two: no file is left")
+            self.assertEqual(file.read_text().split(), ["one", "three"])
+
+    def run_cases(self, file: Path, cases) -> tuple[list[str], int]:
+        checks = Checks(Namespace(only=None, list=False, sample=False, set=[], passed=file))
+        ran = []
+        for name, outcomes in cases:
+            if checks.wants(name):
+                ran.append(name)
+                for is_ok in outcomes:
+                    checks.check(f"{name}: it holds", is_ok, "measured")
+        return ran, checks.end()
 
 
 def sample(low: float, high: float):

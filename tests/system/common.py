@@ -49,6 +49,43 @@ def fits(restarts: int, kills: int, words=()) -> bool:
 NEVER_SENT = "bytes that were never sent"
 
 
+class PassedCases:
+    """The cases that passed in earlier runs of the same step: a file with a line for each, which are
+    left out now. A case begins as it is asked for and ends as the next one is. A case passes if it
+    made a check, and no check that begins with its name fails, then or later."""
+
+    def __init__(self, file: Path | None):
+        self.file = file
+        self.names = file.read_text().splitlines() if file and file.exists() else []
+        self.left_out: set[str] = set()
+        self.begun: tuple[str, int, int] | None = None
+
+    def begins(self, name: str, made: int, failed: int) -> bool:
+        """Whether the case is to run."""
+        if name in self.names:
+            self.left_out.add(name)
+            return False
+        self.begun = (name, made, failed)
+        return True
+
+    def end(self, made: int, failed: int) -> None:
+        if not self.begun:
+            return
+        name, made_before, failed_before = self.begun
+        self.begun = None
+        if made > made_before and failed == failed_before:
+            self.names.append(name)
+            self.write()
+
+    def forget(self, check: str) -> None:
+        self.names = [name for name in self.names if not check.startswith(name)]
+        self.write()
+
+    def write(self) -> None:
+        if self.file:
+            self.file.write_text("".join(f"{name}\n" for name in self.names))
+
+
 class Checks:
     """Prints one line for each check, with the seconds since the check before, and remembers
     failures."""
@@ -68,10 +105,12 @@ class Checks:
         self.unchanged: set[str] = set()
         self.is_logger_set = any(setting.startswith("recover_log=") for setting in options.set)
         self.checked_at = time.monotonic()
+        self.passed = PassedCases(getattr(options, "passed", None))
 
     def wants(self, name: str) -> bool:
         """Whether this case is to run. With `--list` none runs, and the names of the selected cases
         are printed."""
+        self.passed.end(self.made, self.failed)
         is_wanted = not self.options.only or re.search(self.options.only, name) is not None
         if self.sample is not None:
             self.unseen.discard(name)
@@ -84,7 +123,7 @@ class Checks:
         if is_wanted and getattr(self.options, "list", False):
             self.named += [] if name in self.named else [name]
             return False
-        return is_wanted
+        return is_wanted and self.passed.begins(name, self.made, self.failed)
 
     def wants_compiled(self, name: str) -> bool:
         """Whether this case is to run, which compiles a program."""
@@ -99,6 +138,8 @@ class Checks:
             is_ok, measured = False, f"{measured}, and a process was taken for one that breaks the protocol"
         self.made += 1
         self.failed += not is_ok
+        if not is_ok:
+            self.passed.forget(name)
         before, self.checked_at = self.checked_at, time.monotonic()
         print(f"{'ok' if is_ok else 'FAILED':6} {self.checked_at - before:5.1f} s  {name}: {measured}", flush=True)
         if not is_ok:
@@ -108,6 +149,7 @@ class Checks:
         return is_ok
 
     def end(self) -> int:
+        self.passed.end(self.made, self.failed)
         if getattr(self.options, "list", False):
             print("\n".join(self.named))
             return 0
@@ -117,12 +159,15 @@ class Checks:
         if self.unchanged:
             print(f"skipped: {len(self.unchanged)} cases that state themselves who logs messages")
         left_out = f", {len(self.left_out)} cases left to make test-all" if self.left_out else ""
+        if self.passed.left_out:
+            left_out += f", {len(self.passed.left_out)} cases had passed earlier"
         if self.failures:
             print("\n".join(["", *self.failures[:REPEATED_LINES], ""]))
         print(f"{self.made} checks, {self.failed} failed{left_out}")
-        if not self.made:
+        is_any = self.made or self.passed.left_out
+        if not is_any:
             print("no check was made")
-        return 1 if self.failed or not self.made else 0
+        return 1 if self.failed or not is_any else 0
 
 
 def skipped(why_not: str) -> int:
@@ -156,6 +201,7 @@ def arguments(description: str, add=None):
     parser.add_argument("--only", metavar="REGEX", help="only checks whose names match")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting for all jobs that do not state it")
     parser.add_argument("--sample", action="store_true", help="only the cases of sample.py, as `make test` does")
+    parser.add_argument("--passed", type=Path, metavar="FILE", help="leave out the cases in FILE, and add those that pass")
     parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds for one job")
     if add:
         add(parser)
