@@ -173,8 +173,13 @@ class EarlierRuns(unittest.TestCase):
             self.assertEqual(self.run_cases(file, second), ([], 0))
             # A check of a case that has ended fails later.
             cases = PassedCases(file)
-            cases.forget("two: no file is left")
+            cases.note("two: no file is left", False)
             self.assertEqual(file.read_text().split(), ["one", "three"])
+            # A driver asks for all first.
+            self.assertTrue(all(cases.begins(name, 0, 0) for name in ("four", "five", "six")))
+            for name, is_ok in (("four", True), ("five", False), ("five", True), ("six: a part", True)):
+                cases.note(name, is_ok)
+            self.assertEqual(file.read_text().split(), ["one", "three", "four"])
 
     def run_cases(self, file: Path, cases) -> tuple[list[str], int]:
         checks = Checks(Namespace(only=None, list=False, sample=False, set=[], passed=file))

@@ -51,13 +51,15 @@ NEVER_SENT = "bytes that were never sent"
 
 class PassedCases:
     """The cases that passed in earlier runs of the same step: a file with a line for each, which are
-    left out now. A case begins as it is asked for and ends as the next one is. A case passes if it
-    made a check, and no check that begins with its name fails, then or later."""
+    left out now. A case passes with a check that has its name, of drivers that ask for all cases
+    first. Others pass if they made a check between being asked for and the next one. No case passes
+    of which a check fails, then or later."""
 
     def __init__(self, file: Path | None):
         self.file = file
         self.names = file.read_text().splitlines() if file and file.exists() else []
         self.left_out: set[str] = set()
+        self.asked: set[str] = set()
         self.begun: tuple[str, int, int] | None = None
 
     def begins(self, name: str, made: int, failed: int) -> bool:
@@ -65,8 +67,18 @@ class PassedCases:
         if name in self.names:
             self.left_out.add(name)
             return False
+        self.asked.add(name)
         self.begun = (name, made, failed)
         return True
+
+    def note(self, check: str, is_ok: bool) -> None:
+        """Notes the outcome of a check."""
+        if not is_ok:
+            self.names = [name for name in self.names if not check.startswith(name)]
+            self.asked = {name for name in self.asked if not check.startswith(name)}
+            self.write()
+        elif check in self.asked:
+            self.add(check)
 
     def end(self, made: int, failed: int) -> None:
         if not self.begun:
@@ -74,12 +86,12 @@ class PassedCases:
         name, made_before, failed_before = self.begun
         self.begun = None
         if made > made_before and failed == failed_before:
+            self.add(name)
+
+    def add(self, name: str) -> None:
+        if name not in self.names:
             self.names.append(name)
             self.write()
-
-    def forget(self, check: str) -> None:
-        self.names = [name for name in self.names if not check.startswith(name)]
-        self.write()
 
     def write(self) -> None:
         if self.file:
@@ -138,8 +150,7 @@ class Checks:
             is_ok, measured = False, f"{measured}, and a process was taken for one that breaks the protocol"
         self.made += 1
         self.failed += not is_ok
-        if not is_ok:
-            self.passed.forget(name)
+        self.passed.note(name, is_ok)
         before, self.checked_at = self.checked_at, time.monotonic()
         print(f"{'ok' if is_ok else 'FAILED':6} {self.checked_at - before:5.1f} s  {name}: {measured}", flush=True)
         if not is_ok:
