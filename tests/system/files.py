@@ -315,10 +315,11 @@ class Programs:
 
 def every_case(options) -> list[Case]:
     ways = [("one cluster", []), ("two clusters", recovery.TWO_CLUSTERS)]
-    kinds = ["rank 0", "rank 1", "several"] if options.all else ["several"]
     cases = []
     for name, rows in groups(options).items():
         is_seldom = rows[0].outcome != RIGHT and not rows[0].is_held
+        # Where a lost node's processes may still be there.
+        untold = [row for row in rows if row.name not in TELL_PROCESS_IDS]
         for has_images in (False, True):
             for place, words in ways:
                 # Without `--all` each group runs once from the start, and once from checkpoints
@@ -327,7 +328,7 @@ def every_case(options) -> list[Case]:
                     continue
                 inside = ["within writes"] * (name == "mpiio")
                 inside += ["within images"] * (has_images and (name == "libc" or options.all and name in PROGRAMS))
-                for kind in [rows[0].kind] if rows[0].kind else [*kinds, *inside]:
+                for kind in [rows[0].kind] if rows[0].kind else [*kinds_of(rows[0], bool(words), has_images, options.all), *inside]:
                     start = "from images" if has_images else "from the start"
                     cases.append(Case(f"{name}, {place}, {start}, {kind}", rows, kind, words, has_images))
             if rows[0].kind == AFTER_THE_CHANGE:
@@ -343,13 +344,21 @@ def every_case(options) -> list[Case]:
                 start = "from images" if has_images else "from the start"
                 cases.append(Case(f"{name}, a node is lost, {start}", rows, "", nodes.SPARE, has_images, is_lost=True))
             if rows[0].outcome == RIGHT and (options.all or name == "libc") and not has_images:
-                cases.append(Case(f"{name}, the agent of a node is cut off", rows, "", nodes.SPARE, False, is_lost=True, is_cut=True))
+                cases.append(Case(f"{name}, the agent of a node is cut off", untold, "", nodes.SPARE, False, is_lost=True, is_cut=True))
             if name == "libc" and (options.all or not has_images):
                 cases += apart_cases(rows, start, has_images, options.all)
             if options.all and rows[0].outcome == RIGHT and not has_images:
                 words = [*nodes.SPARE, "--set", "peer_timeout=20s"]
-                cases.append(Case(f"{name}, a node falls silent", rows, "", words, False, is_lost=True, is_silent=True))
+                cases.append(Case(f"{name}, a node falls silent", untold, "", words, False, is_lost=True, is_silent=True))
     return cases
+
+
+def kinds_of(row: Row, is_over_two: bool, has_images: bool, has_all: bool) -> list[str]:
+    """The kinds of kills of a row in one of its four jobs: over one or two clusters, with images or
+    without. The first kill ends a refused job, whatever its kind, so each of the four has one kind;
+    together they have all."""
+    kinds = ["rank 0", "rank 1", "several"] if has_all else ["several"]
+    return kinds if row.outcome != REFUSED else [kinds[(2 * is_over_two + has_images) % len(kinds)]]
 
 
 def apart_cases(rows: list[Row], start: str, has_images: bool, has_all: bool) -> list[Case]:
@@ -658,11 +667,12 @@ EITHER_REASON = (
     r"|cannot be restarted: it has mapped .*, which has changed since|is on a file system of that node"
 )
 
-# MPICH's library for files sends its process id to other ranks, as the rows `memfd` and `vm-write` do. The
+# MPICH's library for files sends its process id to other ranks, as the rows of TELL_PROCESS_IDS do. The
 # nodes of a lab share their process ids, and a rank of a node that is only cut off still has its own:
 # the next incarnation then gets another one, and says so.
-TELLS_PROCESS_IDS = ("mpiio", "odd", "python")
-OTHER_PROCESS_ID = r"sent something else than before|sends as its frame|is not what it sent there before"
+TELL_PROCESS_IDS = ("memfd", "vm-write")
+WITH_MPI_FILES = ("mpiio", "python")
+OTHER_PROCESS_ID = r"sent something else than before|sends as its frame|is not what it sent (?:there )?before"
 
 
 def may_refuse(case: Case, measured: str) -> bool:
@@ -673,7 +683,7 @@ def may_refuse(case: Case, measured: str) -> bool:
         return "which it has changed on another node, is on a file system of that node" in measured
     if first.outcome == EITHER:
         return bool(re.search(EITHER_REASON, measured))
-    if (case.is_cut or case.is_silent) and first.program in TELLS_PROCESS_IDS and re.search(OTHER_PROCESS_ID, measured):
+    if (case.is_cut or case.is_silent) and first.program in WITH_MPI_FILES and re.search(OTHER_PROCESS_ID, measured):
         return True
     cannot_tell = re.search(CANNOT_TELL, measured)
     return first.outcome == REFUSED or bool(cannot_tell) or case.is_lost and first.is_local

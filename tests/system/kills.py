@@ -123,10 +123,13 @@ def main() -> int:
 
 def every_case(options) -> list[Case]:
     kinds = list(KINDS) if options.all else ["a storm"]
+    # With logs of relays for all, the cases that have them anyhow would be the same jobs again.
+    by_relays = "recover_log=relay" in common.SETTINGS
+    places, lines = (UNITS, MORE_LINES) if by_relays else (PLACES | RELAYS | UNITS, LINES)
     cases = []
     for has_images in (False, True):
-        for clusters, words in (PLACES | RELAYS | UNITS).items():
-            for program in programs(options, 1 if "recover_log=relay" in common.SETTINGS else FASTER.get(clusters, 1)):
+        for clusters, words in places.items():
+            for program in programs(options, 1 if by_relays else FASTER.get(clusters, 1)):
                 # What can happen to one rank is the same on one node.
                 for kind in kinds if clusters in ("one cluster", "two clusters", "logs of relays") else ["a storm"]:
                     start = "from images" if has_images else "from the start"
@@ -139,7 +142,7 @@ def every_case(options) -> list[Case]:
     ]
     bad = [heat(options, STEPS // 24), wildcards(options, MESSAGES // 3), benchmark(options, PATTERNS, REPEATS // 20)]
     for number, program in enumerate(bad):
-        for place, (line, words) in enumerate(LINES.items()):
+        for place, (line, words) in enumerate(lines.items()):
             for has_images in (False, True):
                 # One case of each other kind.
                 if options.all or (number, place, has_images) in ((0, 1, True), (1, 0, False)):
@@ -161,12 +164,8 @@ def programs(options, times: int) -> list[Program]:
     return found + [benchmark(options, [one], REPEATS_ALONE.get(one, REPEATS) * times) for one in PATTERNS]
 
 
-LINES = {
-    "": [],
-    " over UDP": ["--set", "wan_udp=on"],
-    " in three streams": ["--set", "wan_streams=3"],
-    ", logs of relays": recovery.RELAY,
-}
+MORE_LINES = {" over UDP": ["--set", "wan_udp=on"], " in three streams": ["--set", "wan_streams=3"]}
+LINES = {"": [], **MORE_LINES, ", logs of relays": recovery.RELAY}
 
 
 def possible(options, cases: list[Case]) -> list[Case]:
