@@ -111,6 +111,7 @@ def main() -> int:
     in_a_lab(checks, options, ring)
     remote_relay(checks, options, ring)
     sender_logs(checks, options, ring)
+    closing_ranks(checks, options)
     spare_node(checks, options, ring)
     replicated_nondeterminism(checks, options, ring)
     unrecorded_values(checks, options)
@@ -180,6 +181,28 @@ def sender_logs(checks, options, ring) -> None:
         is_one = took_once(output)
         measured = f"exit code {code}, {'one' if is_one else 'no one'} history"
         checks.check(wild, code == 0 and is_one and output.count(": restarted") == len(kills), measured, output)
+
+
+def closing_ranks(checks, options) -> None:
+    """A rank closes its transport while a rank of another node, to which it has sent its last
+    message, is stopped, killed and begun again: what the transport does to reach the new
+    incarnation is not the program's, so the closing rank can be killed and begun again, too."""
+    name = SENDERS + "who closes while a peer of another node comes back"
+    if not checks.wants(name):
+        return
+
+    def stop_both() -> None:
+        for pid in pids_of(0) + pids_of(1):
+            os.kill(pid, signal.SIGSTOP)
+
+    events = [(0.8, stop_both), (2.6, 0), (2.6, 1), ("rank 2: closed", 2)]
+    program = [common.python(options), str(common.PROGRAMS / "closes.py")]
+    code, lines, output = lab_job(options, program, events, SENDER, "rank 3: begins")
+    wanted = sorted(f"rank {rank}: {what}" for rank in range(RANKS) for what in ("begins", "closed", "ends"))
+    starts = output.count(": restarted")
+    is_same = sorted(lines) == wanted
+    measured = f"exit code {code}, {'the same' if is_same else 'other'} output, {starts} restarts"
+    checks.check(name, code == 0 and is_same and starts == 3, measured, output)
 
 
 def spare_node(checks, options, ring) -> None:

@@ -51,6 +51,7 @@ SAMPLES = {
         "relays on other nodes, who does something else than before",
         "logs of the senders, one on each, again while it comes back",
         "logs of the senders, two clusters, the wide-area link cut for 2 s",
+        "logs of the senders, who closes while a peer of another node comes back",
         "a node is lost",
         "a node is lost, and there is no other one",
         "a node is lost, who draws from clocks and random numbers, and the next one",

@@ -36,7 +36,7 @@ impl SharedEngine {
     pub fn new(engine: Engine, mut stack: Option<Stack>) -> Arc<Self> {
         let top = stack.as_mut().map(Stack::top);
         let port = Arc::new(Self { engine: SpinLock::new(engine), top, _stack: stack });
-        register(&port);
+        port.with(|engine| register(&port, engine));
         port
     }
 
@@ -72,11 +72,14 @@ impl SharedEngine {
 
     /// Closes the engine and keeps its lock for ever, so that no thread can use the engine any
     /// more. Another thread may hold a reference for a moment longer, and must not touch memory
-    /// that belongs to the program again.
+    /// that belongs to the program again. An engine that closes may still have to reach peers: it
+    /// makes paths, and draws random numbers for that, which are not the program's.
     pub fn close(&self) {
         let mut engine = self.engine.lock();
-        engine.close();
-        unregister(self, &engine);
+        self.work(&mut engine, |engine| {
+            engine.close();
+            unregister(self, engine);
+        });
         PollPolicy::of_this_thread(|policy| policy.forget(engine.descriptor().as_raw_fd()));
         std::mem::forget(engine);
     }
@@ -97,9 +100,8 @@ static PROCESS_EPOLL: OnceLock<Option<OwnedFd>> = OnceLock::new();
 const EVENTS: usize = 4;
 
 /// Makes a sleeping thread wake for events of this engine, too.
-fn register(port: &Arc<SharedEngine>) {
+fn register(port: &Arc<SharedEngine>, engine: &Engine) {
     if let Some(process_epoll) = PROCESS_EPOLL.get_or_init(open) {
-        let engine = port.engine.lock();
         // A thread notices an engine that epoll cannot watch at most one sleep later.
         let _ =
             epoll::add(process_epoll, engine.descriptor(), EventData::new_u64(0), EventFlags::IN);
