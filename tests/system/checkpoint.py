@@ -90,6 +90,13 @@ def main() -> int:
         undisturbed = undisturbed or sorted(recovery.job(options, ring, [])[1])
         outcome = job(options, ring, kills, *words)
         check_same(checks, name, outcome, undisturbed, len(kills))
+    name = "who sends addresses of memory that it has got since its image"
+    if checks.wants(name):
+        # A rank that gets other addresses than before sends other frames, and says so.
+        kills = [(moment(), 1), (0.0, 2), (1.5, 1)]
+        code, lines, output = job(options, [*ring, "--addresses"], kills)
+        measured = f"exit code {code}, {len(lines)} lines, {restores(output)} from images"
+        checks.check(name, code == 0 and len(lines) > RANKS and restores(output) == len(kills), measured, output)
     name = "who takes whatever comes"
     if checks.wants(name):
         kills = [(moment(), 0), (1.0, 2), (0.8, 0)]

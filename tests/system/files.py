@@ -680,7 +680,8 @@ def may_refuse(case: Case, measured: str) -> bool:
     that only the lost node has, or send a process id that the lost node still uses."""
     first = case.rows[0]
     if case.outcome == REFUSED:
-        return "which it has changed on another node, is on a file system of that node" in measured
+        is_elsewhere = "which it has changed on another node, is on a file system of that node" in measured
+        return is_elsewhere or bool(re.search(CANNOT_TELL, measured))
     if first.outcome == EITHER:
         return bool(re.search(EITHER_REASON, measured))
     if (case.is_cut or case.is_silent) and first.program in WITH_MPI_FILES and re.search(OTHER_PROCESS_ID, measured):

@@ -119,6 +119,7 @@ def main() -> int:
     other_programs(checks, options)
     silent_ranks(checks, options)
     ended_ranks(checks, options)
+    sent_otherwise(checks, options)
     written_again(checks, options)
     not_written_again(checks, options)
     ended_otherwise(checks, options)
@@ -406,6 +407,20 @@ def ended_ranks(checks, options) -> None:
         is_right = sorted(lines) == wanted if wanted else "not kept any more: 2, 3" in output
         seen = output.count(" is lost (")
         checks.check(name, code == code_wanted and is_right and seen == losses, f"exit code {code}, {len(lines)} lines, lost {seen}", output)
+
+
+def sent_otherwise(checks, options) -> None:
+    """A rank of a lost node sends something else than before to a rank of another node that has ended:
+    nobody else can compare it than the agents, and they do before the rank's end counts."""
+    for logs, words in (("", []), (RELAYS, RELAY)):
+        name = logs + LOST + "who sends something else to one that has ended"
+        if not checks.wants(name):
+            continue
+        program = [common.python(options), str(common.PROGRAMS / "otherwise.py")]
+        code, _, output = lab_job(options, program, [(1.5, KILLED)], [*SPARE, *words], "rank 3: heard")
+        by_relay = r"incarnation \d+ of rank 0 sends as its frame"
+        is_said = bool(re.search(by_relay if logs else "what rank 0 sends to rank 3 is not what it sent before it moved", output))
+        checks.check(name, code == 1 and is_said and " is lost (" in output, f"exit code {code}, {'says' if is_said else 'does not say'} why", output)
 
 
 def written_again(checks, options) -> None:

@@ -152,6 +152,15 @@ def main() -> int:
         is_said = bool(re.search(r"^landbridge: rank 1 .*without MPI_Finalize: under --recover it counts as lost", output, re.M))
         measured = f"exit code {code}, {'says' if is_said else 'does not say'} who is missing"
         checks.check(name, code == 1 and is_said, measured, output)
+    name = "who ends before it has begun again, as if all were well"
+    if checks.wants(name):
+        # Without a record of files nothing else shows that the rank has not done its work.
+        early = [common.python(options), str(common.PROGRAMS / "early.py")]
+        kills = [(lambda output: "rank 0: closed" in output, 1)]
+        code, _, output = job(options, early, kills, "--set", "recover_files=off")
+        is_said = "rank 1 does not repeat in incarnation 1 what it did before: it ended after 0 of" in output
+        measured = f"exit code {code}, {'says' if is_said else 'does not say'} what is missing"
+        checks.check(name, code == 1 and is_said, measured, output)
     name = "who is killed more often than allowed"
     if checks.wants(name):
         kills = [(START_S + moment(), 1), (START_S + moment(), 1), (START_S + moment(), 1)]

@@ -13,14 +13,16 @@ use crate::kernel_calls::kernel;
 
 /// Beginnings of the file names of transport libraries: this project's provider, libfabric, and
 /// what MPI libraries load.
-const TRANSPORTS: [&[u8]; 10] = [
+const TRANSPORTS: [&[u8]; 12] = [
     b"liblandbridge",
     b"libfabric.so",
     b"libucs.so",
     b"libucm.so",
     b"libuct.so",
     b"libucp.so",
-    b"libpsm",
+    b"libpsm2.so",
+    b"libpsm3",
+    b"libpsm_infinipath",
     b"libibverbs.so",
     b"librdmacm.so",
     b"libefa.so",

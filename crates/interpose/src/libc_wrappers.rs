@@ -6,7 +6,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use landbridge_proto::nondeterminism::{Clock, RandomSource, RecordError};
 use libc::{clock_t, clockid_t, size_t, ssize_t, time_t, timespec, timeval};
 
-use crate::kernel_calls::kernel;
+use crate::kernel_calls::{kernel, kernel_or_libc};
 use crate::real_libc::{self, now};
 use crate::record_lock::{RecordGuard, report_error};
 use crate::{deadlines, recording};
@@ -118,10 +118,7 @@ pub unsafe extern "C" fn getrandom(
         let Some(guard) = recording::lock(caller).filter(|_| !buffer.is_null()) else {
             return real_libc::getrandom(buffer, length, flags);
         };
-        let draw = |into: &mut [u8]| {
-            let given = real_libc::getrandom(into.as_mut_ptr().cast(), into.len(), flags);
-            if given < 0 { -i64::from(*libc::__errno_location()) } else { given as i64 }
-        };
+        let draw = |into: &mut [u8]| drawn(into, flags);
         match bytes(guard, RandomSource::Random, buffer, length, draw) {
             given @ 0.. => given as ssize_t,
             error => set_errno(error) as ssize_t,
@@ -149,11 +146,10 @@ pub unsafe extern "C" fn getentropy(buffer: *mut c_void, length: size_t, caller:
         let Some(guard) = recording::lock(caller).filter(|_| !buffer.is_null()) else {
             return real_libc::getentropy(buffer, length);
         };
-        let draw =
-            |into: &mut [u8]| match real_libc::getentropy(into.as_mut_ptr().cast(), into.len()) {
-                0 => into.len() as i64,
-                _ => -i64::from(*libc::__errno_location()),
-            };
+        let draw = |into: &mut [u8]| match into.len() {
+            ..=ENTROPY_BYTES => drawn(into, 0),
+            _ => -i64::from(libc::EIO),
+        };
         match bytes(guard, RandomSource::Entropy, buffer, length, draw) {
             0.. => 0,
             error => set_errno(error),
@@ -165,7 +161,7 @@ pub unsafe extern "C" fn arc4random(caller: usize) -> u32 {
     // SAFETY: the arguments are valid for the C library's function, by the caller's promise.
     unsafe {
         let Some(guard) = recording::lock(caller) else { return real_libc::arc4random() };
-        random_u32(guard, || real_libc::arc4random())
+        random_u32(guard, drawn_u32)
     }
 }
 
@@ -186,11 +182,34 @@ pub unsafe extern "C" fn arc4random_buf(buffer: *mut c_void, length: size_t, cal
             return real_libc::arc4random_buf(buffer, length);
         };
         let draw = |into: &mut [u8]| {
-            real_libc::arc4random_buf(into.as_mut_ptr().cast(), into.len());
+            let mut filled = 0;
+            while filled < into.len() {
+                filled += usize::try_from(drawn(&mut into[filled..], 0)).unwrap_or(0);
+            }
             into.len() as i64
         };
         bytes(guard, RandomSource::Arc4, buffer, length, draw);
     }
+}
+
+/// The most bytes that one call of getentropy(3) gives.
+const ENTROPY_BYTES: usize = 256;
+
+/// Random bytes of the system: their number, or an error below 0. Not by the C library, which may
+/// map memory at its first call (glibc 2.41): a replay makes no such call.
+fn drawn(into: &mut [u8], flags: c_uint) -> i64 {
+    let (start, length) = (into.as_mut_ptr().addr() as u64, into.len() as u64);
+    match kernel_or_libc(libc::SYS_getrandom, [start, length, flags.into(), 0, 0, 0]) {
+        // SAFETY: `errno` belongs to this thread.
+        -1 => -i64::from(unsafe { *libc::__errno_location() }),
+        given => given,
+    }
+}
+
+fn drawn_u32() -> u32 {
+    let mut number = [0; 4];
+    while drawn(&mut number, 0) != 4 {}
+    u32::from_ne_bytes(number)
 }
 
 fn random_u32(guard: RecordGuard, draw: impl FnOnce() -> u32) -> u32 {

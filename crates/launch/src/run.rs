@@ -37,7 +37,7 @@ use crate::ending::Ending;
 use crate::groups::{Groups, SpawnOutcome, SpawningRank};
 use crate::mpi;
 use crate::pmi::kvs::Delta;
-use crate::pmi::server::{Names, Server, ServerConfig, ServerEvent, Stage};
+use crate::pmi::server::{Names, Server, ServerEvent, Stage};
 use crate::pmi::spawn::{Request, answer};
 use crate::ps::rank_table::{RankReport, RankTable};
 use crate::relays::Relays;
@@ -163,7 +163,7 @@ impl Launcher {
         signals: Signals,
     ) -> Result<Launcher> {
         let groups = Groups::new(job, &nodes);
-        let server = server(0, 0..nodes.len());
+        let server = Server::of_root(0, 0..nodes.len());
         let mut output = OutputPrinter::new(options.label);
         let status_reporter = StatusReporter::open(job, |text| {
             if options.verbose {
@@ -301,13 +301,21 @@ impl Launcher {
 
     fn handle_interrupt(&mut self, signal: i32) {
         self.signals_seen += 1;
-        self.watch.handle_cause("", Cause::Interrupted { signal });
+        let cause = Cause::Interrupted { signal };
+        let (code, is_over) = (cause.code(), matches!(self.phase, JobPhase::Ending(_)));
+        self.watch.handle_cause("", cause);
         if self.signals_seen == 1 {
             self.deadlines.settled = Some(Instant::now());
-        } else {
-            self.output.discard();
-            self.children.send_to_all(&Message::End { at_once: true });
+            if is_over && !self.output.is_empty() {
+                self.output.say("the job has ended, and its output is still being read");
+            }
+            return;
         }
+        if self.output.discard() && self.code == 0 {
+            // A job whose output is not whole has not ended well.
+            self.code = code;
+        }
+        self.children.send_to_all(&Message::End { at_once: true });
     }
 
     fn read_stdin(&mut self) {
@@ -526,7 +534,7 @@ impl Launcher {
             |&child: &usize| order.below(&self.children.0[child].node).next().is_some();
         let children: Vec<usize> = (0..self.children.0.len()).filter(takes_part).collect();
         let group = order.group;
-        self.process_manager.servers.insert(group, server(group, children));
+        self.process_manager.servers.insert(group, Server::of_root(group, children));
         self.send_to_group(group, &Message::SpawnOrder(Box::new(order)));
     }
 
@@ -679,14 +687,6 @@ impl Launcher {
         self.children.send_to_all(&Message::End { at_once: false });
         self.children.end_unanswered();
     }
-}
-
-/// The root's PMI server of a group in which `clusters` take part. The root runs no ranks of the
-/// group.
-fn server(group: u32, clusters: impl IntoIterator<Item = usize>) -> Server {
-    let config =
-        ServerConfig { group, kvsname: String::new(), universe: 0, mapping: String::new() };
-    Server::new(config, [], clusters, &Delta::new())
 }
 
 /// Drops output that nobody has read for a while after the forced end of the job; what comes now

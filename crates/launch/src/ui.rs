@@ -186,9 +186,12 @@ impl OutputPrinter {
         }
     }
 
-    /// Drops queued bytes, for the end of a job whose output no one reads.
-    pub fn discard(&mut self) {
+    /// Drops queued bytes, for the end of a job whose output no one reads. Returns whether there
+    /// were any.
+    pub fn discard(&mut self) -> bool {
+        let had_any = self.queues.iter().any(|queue| !queue.is_empty());
         self.queues.iter_mut().for_each(VecDeque::clear);
+        had_any
     }
 
     fn write_once(&mut self, index: usize) -> bool {

@@ -14,7 +14,8 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 
-use crate::engine::{Engine, PARK_MILLIS, timespec};
+use crate::abi::Errno;
+use crate::engine::{Engine, PARK_MILLIS, Setup, timespec};
 use crate::interposer::UnrecordedCalls;
 use crate::poll_policy::{Advice, PollPolicy};
 use crate::stack::{Stack, Top};
@@ -32,10 +33,46 @@ pub struct SharedEngine {
 }
 
 impl SharedEngine {
-    /// `stack` is for an engine that must leave nothing on the program's stack.
-    pub fn new(engine: Engine, mut stack: Option<Stack>) -> Arc<Self> {
-        let top = stack.as_mut().map(Stack::top);
-        let port = Arc::new(Self { engine: SpinLock::new(engine), top, _stack: stack });
+    /// Opens an engine, on a stack of its own: the engine of a recorded process leaves nothing on
+    /// the program's stack, neither what it holds nor where it lies.
+    ///
+    /// # Errors
+    /// Those of [`Engine::open`].
+    pub fn open(setup: Setup) -> Result<Arc<Self>, Errno> {
+        let mut place = Arc::<Self>::new_uninit();
+        let mut own = Some(Stack::new());
+        // The address stays the same when the stack gets its owner.
+        let top = own.as_mut().map(Stack::top);
+        let stack = &mut own;
+        let work = || {
+            let engine = Engine::open(setup)?;
+            let is_recorded = engine.is_recorded();
+            let stack = if is_recorded { stack.take() } else { None };
+            let top = top.filter(|_| is_recorded);
+            let opened = Self { engine: SpinLock::new(engine), top, _stack: stack };
+            let target = Arc::get_mut(&mut place).expect("nobody else has it yet");
+            target.write(opened);
+            Ok(())
+        };
+        let opened = match top {
+            // SAFETY: the stack lives in `own` or in the opened engine, and nothing else uses it.
+            Some(top) => unsafe {
+                let _own = UnrecordedCalls::begin();
+                top.run(work)
+            },
+            None => work(),
+        };
+        opened?;
+        // SAFETY: it was written just now.
+        let port = unsafe { place.assume_init() };
+        port.with(|engine| register(&port, engine));
+        Ok(port)
+    }
+
+    /// An engine on the caller's stack.
+    #[cfg(test)]
+    pub fn new(engine: Engine) -> Arc<Self> {
+        let port = Arc::new(Self { engine: SpinLock::new(engine), top: None, _stack: None });
         port.with(|engine| register(&port, engine));
         port
     }
@@ -62,10 +99,14 @@ impl SharedEngine {
             // uses it.
             Some(top) => unsafe {
                 let _own = UnrecordedCalls::begin();
-                top.run(|| {
+                let errno = *libc::__errno_location();
+                let result = top.run(|| {
                     threads::note_call();
                     work(engine)
-                })
+                });
+                // What a call of the network has left there would depend on the network.
+                *libc::__errno_location() = errno;
+                result
             },
         }
     }

@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("--aloud", action="store_true", help="everything is said on standard error, too")
     parser.add_argument("--drift", action="store_true", help="send what is another number each time")
     parser.add_argument("--stray", action="store_true", help="rank 1 sends one message to another rank each time")
-    parser.add_argument("--addresses", action="store_true", help="send where things lie in memory")
+    parser.add_argument("--addresses", action="store_true", help="send where things lie in memory, at first and every 100 rounds")
     options = parser.parse_args()
     global is_aloud
     is_aloud = options.aloud
@@ -57,6 +57,9 @@ def say(line: str) -> None:
         stream.flush()
 
 
+kept = []
+
+
 def addresses() -> list[int]:
     """Addresses of the stack (the environment, and below it), the heap, a mapping of the allocator
     and a mapping of this function."""
@@ -65,15 +68,17 @@ def addresses() -> list[int]:
         start_of_stack = int(stat.read().rpartition(")")[2].split()[25])
     ours = ctypes.c_char.from_buffer(mmap.mmap(-1, 100_000))
     buffers = [ctypes.create_string_buffer(size) for size in (5_000, 400_000)]
+    # The next ones lie elsewhere.
+    kept.extend([ours, *buffers])
     return [environment, start_of_stack, *map(ctypes.addressof, (*buffers, ours))]
 
 
 def round_about(comm, options) -> None:
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     numbers = [float(comm.rank + n) for n in range(options.numbers)]
-    if options.addresses:
-        numbers[:5] = map(float, addresses())
     for turn in range(options.rounds):
+        if options.addresses and turn % 100 == 0:
+            numbers[:5] = map(float, addresses())
         if options.drift:
             # The number of the incarnation comes from the launcher and is not recorded.
             numbers[0] = float(os.environ["LANDBRIDGE_INCARNATION"])

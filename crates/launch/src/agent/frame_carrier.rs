@@ -425,7 +425,7 @@ fn arrived(logs: &NodeLogs, (from, to): (u32, u32), digest_from: Option<u64>) ->
 
 /// The digest of a part of a log in the file of this node. `None`: the part is not there, or not
 /// kept.
-fn digest_of(logs: &NodeLogs, (from, to): (u32, u32), part: (u64, u64)) -> Option<u64> {
+pub fn digest_of(logs: &NodeLogs, (from, to): (u32, u32), part: (u64, u64)) -> Option<u64> {
     let pair = (from as usize, to as usize);
     let start = logs.start(pair)?;
     let region = logs.files().region(pair);
@@ -445,7 +445,7 @@ fn digest_from(logs: &NodeLogs, (from, to): (u32, u32), log: &CarriedLog) -> Opt
 }
 
 /// Whether a rank has not moved, or has compared what it has sent again to another rank.
-fn is_compared(logs: &NodeLogs, from: u32, to: u32) -> bool {
+pub fn is_compared(logs: &NodeLogs, from: u32, to: u32) -> bool {
     // It notes the segment once it has.
     !logs.has_moved(from) || logs.word(confirmed_at(from as usize, to as usize) + 16) != 0
 }

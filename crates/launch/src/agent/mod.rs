@@ -25,6 +25,7 @@
 //! | `image_logs` | what images hold of message logs |
 //! | `node_logs`, `node_cut` | message logs of the ranks of this node |
 //! | `frame_carrier` | frames of logs that the agents carry to other nodes |
+//! | `ended_peers` | what a moved rank has sent again to ranks that have ended |
 //! | `statistics_page`, `contact` | what a rank tells of its paths, and whether it uses us |
 //! | `prepare`, `image_service` | programs of ranks; where checkpoint images lie |
 //! | `checkpoint_scheduler` | when a checkpoint image is taken, step by step |
@@ -51,6 +52,7 @@ mod contact;
 mod course;
 mod durable_effects;
 mod end;
+mod ended_peers;
 mod exits;
 mod forwarded_input;
 mod frame_carrier;
@@ -349,6 +351,13 @@ impl Agent {
     fn report_endings(&mut self) {
         for index in std::mem::take(&mut self.course.unreported) {
             let Some(ending) = self.supervisor.ranks[index].ending else { continue };
+            if self.course.is_working()
+                && ending == Ending::Exited(0)
+                && !self.supervisor.is_compared(index, &mut self.parent)
+            {
+                self.course.unreported.push(index);
+                continue;
+            }
             self.read_rank(index);
             let rank = &mut self.supervisor.ranks[index];
             rank.reported = Some(ending);

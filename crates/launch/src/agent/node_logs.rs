@@ -34,11 +34,12 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 
 use anyhow::{Context, Result, bail};
+use landbridge_proto::log::contact::Contact;
 use landbridge_proto::log::counts::LogCounts;
 use landbridge_proto::log::layout::{
     COUNTS_AT, CUT_AT, CUT_IS_OVER, DISK_MAX_AT, FILE_BYTES, HUGE_PAGES_AT, IN_UNIT, IS_LOCAL,
     LOCAL_AT, LOGGED_PROCESSES_MAX, MEMORY_MAX_AT, NO_IMAGES_AT, NOTHING_WAITS, REPORT_BYTES,
-    REPORT_WORDS, STABLE_AT, control_at, report_at,
+    REPORT_WORDS, STABLE_AT, control_at, discarded_at, report_at,
 };
 use landbridge_proto::log::release::{LogPositions, LogReleases};
 use landbridge_proto::log::unit::UnitCursors;
@@ -169,6 +170,23 @@ impl NodeLogs {
 
     pub fn is_local(&self, process: u32) -> bool {
         self.local.borrow().contains(&process)
+    }
+
+    /// Processes of other nodes that have left MPI, for good or until their node is lost.
+    pub fn ended_elsewhere(&self) -> impl Iterator<Item = u32> {
+        let has_ended = |process: &u32| {
+            let contact = self.contacts.contact_of(*process);
+            contact.is_some_and(|contact| Contact::is_of_ended(contact.generation))
+        };
+        let others = (0..LOGGED_PROCESSES_MAX as u32).filter(|process| !self.is_local(*process));
+        others.filter(has_ended)
+    }
+
+    /// Whether a log of this node is kept from `position` on.
+    pub fn keeps(&self, (from, to): (u32, u32), position: u64) -> bool {
+        let pair = (from as usize, to as usize);
+        let start = self.start(pair).map_or(u64::MAX, |start| start.position());
+        start.max(self.word(discarded_at(pair.0, pair.1))) <= position
     }
 
     /// The files with the logs.

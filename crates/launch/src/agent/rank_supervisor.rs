@@ -16,6 +16,7 @@ use anyhow::{Context, Result, bail};
 
 use super::checkpoint_scheduler::{CheckpointRequester, CheckpointScheduler};
 use super::contact::Libraries;
+use super::ended_peers::EndedPeers;
 use super::exits::{Exit, Exits};
 use super::frame_carrier::{AGENT_TICKETS, FrameCarrier};
 use super::image_service::ImageService;
@@ -89,6 +90,7 @@ pub struct RankSupervisor {
     node_logs: Option<Rc<NodeLogs>>,
     node_cut: Option<Rc<NodeCut>>,
     frame_carrier: Option<FrameCarrier>,
+    ended_peers: Option<EndedPeers>,
     /// The ranks of this node, if they begin again together.
     pub unit: Option<RecoveryUnit>,
     /// When the replay progress of the ranks was reported last.
@@ -107,6 +109,7 @@ impl RankSupervisor {
             node_logs: None,
             node_cut: None,
             frame_carrier: None,
+            ended_peers: None,
             unit: None,
             progress_reported_at: Instant::now(),
         }
@@ -239,6 +242,7 @@ impl RankSupervisor {
         self.node_cut = self.node_logs.clone().filter(|_| waits_for_replica).map(NodeCut::new);
         let carrier = |logs| FrameCarrier::new(logs, self.node_cut.clone());
         self.frame_carrier = self.node_logs.clone().map(carrier);
+        self.ended_peers = self.node_logs.clone().map(EndedPeers::new);
         if node.rank_count == 0 {
             // Other nodes see by this node's announcement that this node can read their images.
             if node.is_spare {
@@ -328,11 +332,23 @@ impl RankSupervisor {
 
     /// When ranks are looked at next that may do nothing.
     pub fn frames_time(&self) -> Option<Instant> {
-        self.frame_carrier.as_ref().and_then(FrameCarrier::next_time)
+        let carrying = self.frame_carrier.as_ref().and_then(FrameCarrier::next_time);
+        let comparing = self.ended_peers.as_ref().and_then(EndedPeers::next_time);
+        carrying.into_iter().chain(comparing).min()
     }
 
     pub fn carry_frames(&mut self, parent: &mut ParentAgent) {
         self.frame_carrier.iter_mut().for_each(|carrier| carrier.advance(parent));
+        let now = Instant::now();
+        self.ended_peers.iter_mut().for_each(|peers| peers.advance(now, parent));
+    }
+
+    /// Whether what a rank has sent that has ended was compared with what ranks have got that ended
+    /// before, if it has moved.
+    pub fn is_compared(&mut self, index: usize, parent: &mut ParentAgent) -> bool {
+        let rank = self.ranks[index].rank;
+        let peers = self.ended_peers.as_mut();
+        peers.is_none_or(|peers| peers.is_compared(rank, Instant::now(), parent))
     }
 
     pub fn handle_emptied_mailboxes(&mut self, parent: &mut ParentAgent) {
@@ -351,8 +367,13 @@ impl RankSupervisor {
 
     /// Handles what another agent says about a log of, or to, a rank of this node.
     pub fn handle_frame_transfer(&mut self, transfer: FrameTransfer, parent: &mut ParentAgent) {
-        if let Some(carrier) = &mut self.frame_carrier {
-            carrier.handle_message(transfer, parent);
+        match self.ended_peers.as_mut().map_or(Ok(false), |peers| peers.handle(&transfer)) {
+            Ok(true) => (),
+            Ok(false) => {
+                let carrier = self.frame_carrier.as_mut();
+                carrier.into_iter().for_each(|it| it.handle_message(transfer.clone(), parent));
+            }
+            Err(error) => parent.fail(format!("{error:#}")),
         }
     }
 
@@ -513,7 +534,7 @@ impl RankSupervisor {
                 true
             }
             Decision::Ended => {
-                rank.check_output(parent);
+                rank.check_repeated(ending, parent);
                 false
             }
             Decision::GiveUp(why) => {

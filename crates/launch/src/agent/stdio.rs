@@ -10,6 +10,7 @@ use super::pmi_replay::{PmiReplay, PrintOutcome};
 use super::rank::LocalRank;
 use crate::control::rank_state::RankUpdate;
 use crate::control::{Message, Stream};
+use crate::ending::Ending;
 use crate::sys;
 
 impl LocalRank {
@@ -70,9 +71,12 @@ impl LocalRank {
     }
 
     /// For a rank that has ended regularly: fails the job if the rank has not printed all that
-    /// earlier incarnations printed.
-    pub fn check_output(&self, parent: &mut ParentAgent) {
-        if let Some(text) = self.replay.as_ref().and_then(PmiReplay::missing_output) {
+    /// earlier incarnations printed, or has not asked all that they asked.
+    pub fn check_repeated(&self, ending: Ending, parent: &mut ParentAgent) {
+        let Some(replay) = &self.replay else { return };
+        let is_well = ending == Ending::Exited(0);
+        let missing = || replay.missing_requests().filter(|_| is_well);
+        if let Some(text) = replay.missing_output().or_else(missing) {
             parent.fail(format!("rank {} {text}", self.rank));
         }
     }

@@ -129,9 +129,14 @@ pub fn restore(
     }
     let all = [&inherited.stdout, &inherited.stderr, &inherited.pmi, &inherited.control];
     let numbers: Vec<_> = all.into_iter().chain(&inherited.stdin).map(sys::raw).collect();
+    // The restored process keeps the place at which CRIU's own mappings began, and new mappings
+    // of the program are to lie where they lay before.
     // SAFETY: the closure makes only async-signal-safe calls.
     unsafe {
-        command.pre_exec(move || numbers.iter().try_for_each(|fd| sys::keep_over_exec(*fd)));
+        command.pre_exec(move || {
+            sys::fix_addresses()?;
+            numbers.iter().try_for_each(|fd| sys::keep_over_exec(*fd))
+        });
     }
     command.spawn().with_context(|| cannot_run(tool))
 }

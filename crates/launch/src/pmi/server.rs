@@ -105,6 +105,14 @@ pub struct Server {
 }
 
 impl Server {
+    /// The root's server of a group in which `clusters` take part. The root runs no ranks of the
+    /// group.
+    pub fn of_root(group: u32, clusters: impl IntoIterator<Item = usize>) -> Server {
+        let config =
+            ServerConfig { group, kvsname: String::new(), universe: 0, mapping: String::new() };
+        Server::new(config, [], clusters, &Delta::new())
+    }
+
     /// Makes a server. `ranks`: process index and application number of each rank of the agent.
     /// `keys`: keys that are known from the beginning.
     pub fn new(

@@ -7,7 +7,7 @@
 use std::fs;
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs, UdpSocket};
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -17,8 +17,10 @@ use landbridge_proto::id::{Address, ClusterId, JobId, JobKey};
 use landbridge_proto::limit;
 use landbridge_proto::setting::Network;
 use landbridge_proto::wire::name::FURTHER_MAX;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
 use super::path_settings::PathSettings;
+use crate::interposer::UnrecordedCalls;
 use crate::param;
 
 /// What all endpoints of the process have in common.
@@ -202,8 +204,11 @@ pub fn random<const N: usize>() -> [u8; N] {
     let mut bytes = [0; N];
     let mut filled = 0;
     while filled < N {
+        let (rest, length) = (bytes[filled..].as_mut_ptr(), N - filled);
+        // The C library's function may map memory at its first call (glibc 2.41), in the midst of
+        // the program's mappings.
         // SAFETY: the rest of the array may be written.
-        let got = unsafe { libc::getrandom(bytes[filled..].as_mut_ptr().cast(), N - filled, 0) };
+        let got = unsafe { libc::syscall(libc::SYS_getrandom, rest, length, 0) };
         filled += usize::try_from(got).unwrap_or(0);
     }
     bytes
@@ -351,38 +356,55 @@ fn first_ip(interfaces: &[Interface]) -> Option<IpAddr> {
     Some(IpAddr::V4(first.ip))
 }
 
+/// The interfaces that have an IPv4 address (netdevice(7)). The C library's `getifaddrs` would keep
+/// what it reads on the heap of the program, which other nodes and other times would then shape.
 fn interfaces() -> Vec<Interface> {
-    let mut list = std::ptr::null_mut();
-    // SAFETY: `list` is a local variable that may be written; the list is freed below.
-    if unsafe { libc::getifaddrs(&mut list) } != 0 {
+    let _own = UnrecordedCalls::begin();
+    let Ok(socket) =
+        socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)
+    else {
         return Vec::new();
+    };
+    let mut requests = Vec::new();
+    let mut entries = INTERFACES_USUAL;
+    loop {
+        // SAFETY: an all-zero ifreq is a valid one.
+        requests.resize(entries, unsafe { std::mem::zeroed::<libc::ifreq>() });
+        let bytes = entries * size_of::<libc::ifreq>();
+        let ifcu_req = requests.as_mut_ptr();
+        let ifc_ifcu = libc::__c_anonymous_ifc_ifcu { ifcu_req };
+        let mut list = libc::ifconf { ifc_len: bytes as libc::c_int, ifc_ifcu };
+        // SAFETY: the list has so many bytes.
+        let is_read = unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFCONF, &mut list) } == 0;
+        let filled = list.ifc_len as usize / size_of::<libc::ifreq>();
+        if is_read && filled == entries && entries < INTERFACES_MAX {
+            // There may be more.
+            entries *= 2;
+            continue;
+        }
+        requests.truncate(if is_read { filled } else { 0 });
+        return requests.into_iter().filter_map(|entry| interface(&socket, entry)).collect();
     }
-    let mut found = Vec::new();
-    let mut next = list;
-    while !next.is_null() {
-        // SAFETY: the list is linked until it is freed.
-        let entry = unsafe { &*next };
-        found.extend(interface(entry));
-        next = entry.ifa_next;
-    }
-    // SAFETY: getifaddrs has allocated the list, which is freed once.
-    unsafe { libc::freeifaddrs(list) };
-    found
 }
 
-fn interface(entry: &libc::ifaddrs) -> Option<Interface> {
-    if entry.ifa_addr.is_null() {
-        return None;
-    }
-    // SAFETY: the pointer is not null, and points to a sockaddr_in if the family says so.
-    unsafe {
-        if i32::from((*entry.ifa_addr).sa_family) != libc::AF_INET {
+/// Entries of the list of interfaces that are read at first, and at most.
+const INTERFACES_USUAL: usize = 64;
+const INTERFACES_MAX: usize = 16 << 10;
+
+fn interface(socket: &OwnedFd, mut entry: libc::ifreq) -> Option<Interface> {
+    // SAFETY: the kernel has filled in the address, a sockaddr_in if the family says so.
+    let address = unsafe {
+        let address = (&raw const entry.ifr_ifru.ifru_addr).cast::<libc::sockaddr_in>();
+        if i32::from((*address).sin_family) != libc::AF_INET {
             return None;
         }
-        let address = (*entry.ifa_addr.cast::<libc::sockaddr_in>()).sin_addr.s_addr;
-        let flags = entry.ifa_flags as i32;
-        Some(Interface { ip: Ipv4Addr::from(address.to_ne_bytes()), flags })
-    }
+        (*address).sin_addr.s_addr
+    };
+    // SAFETY: the entry has the name of an interface, and is local.
+    let is_read = unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFFLAGS, &mut entry) } == 0;
+    // SAFETY: the kernel has filled in the flags.
+    let flags = i32::from(unsafe { entry.ifr_ifru.ifru_flags });
+    is_read.then(|| Interface { ip: Ipv4Addr::from(address.to_ne_bytes()), flags })
 }
 
 fn relays() -> Result<Vec<RelayAddress>, String> {

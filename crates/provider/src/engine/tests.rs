@@ -630,7 +630,7 @@ fn a_thread_that_wants_an_endpoint_wakes_the_one_that_sleeps_in_it() {
     use crate::parking::SharedEngine;
 
     const TURNS: u32 = 20;
-    let port = SharedEngine::new(Party::open().engine, None);
+    let port = SharedEngine::new(Party::open().engine);
     let ports = EngineSet::new();
     ports.add(&port);
     let (is_done, start) = (AtomicBool::new(false), Instant::now());
@@ -659,7 +659,7 @@ fn a_thread_that_sleeps_in_one_endpoint_hears_the_others_too() {
     let (mut one, other) = (Party::open(), Party::open());
     let number = one.av.insert(other.name());
     let (idle, addressed) =
-        (SharedEngine::new(Party::open().engine, None), SharedEngine::new(other.engine, None));
+        (SharedEngine::new(Party::open().engine), SharedEngine::new(other.engine));
     // The link is up, and no frame is in flight.
     one.send(number).unwrap();
     until(|| {

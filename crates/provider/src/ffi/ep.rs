@@ -15,10 +15,8 @@ use crate::av::Av;
 use crate::engine::request::{CompletionLevel, Iov};
 use crate::engine::{EndpointRole, Engine, Setup, library_repeats_peeks};
 use crate::info::{self, AddressFormat, INJECT_SIZE, IOV_MAX};
-use crate::interposer::UnrecordedCalls;
 use crate::log;
 use crate::parking::SharedEngine;
-use crate::stack::Stack;
 use crate::sync::SpinLock;
 
 /// A multi-receive buffer is released when fewer bytes than this are left, unless the program sets
@@ -264,17 +262,8 @@ impl Endpoint {
         if self.is_enabled() {
             return Ok(());
         }
-        let setup = self.setup()?;
-        let mut stack = Stack::new();
-        // SAFETY: the stack is local, so nothing else uses it.
-        let opened = unsafe {
-            let _own = UnrecordedCalls::begin();
-            stack.top().run(|| Engine::open(setup))
-        };
-        let engine =
-            opened.inspect_err(|errno| log!(Warn, "the endpoint cannot be enabled: {errno}"))?;
-        let stack = engine.is_recorded().then_some(stack);
-        let port = SharedEngine::new(engine, stack);
+        let port = SharedEngine::open(self.setup()?)
+            .inspect_err(|errno| log!(Warn, "the endpoint cannot be enabled: {errno}"))?;
         self.bound_objects().each_engine_set(|ports| ports.add(&port));
         self.domain.engines.add(&port);
         // The cell is empty: the program serialises enabling.
