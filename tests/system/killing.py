@@ -8,6 +8,7 @@ restarts no relay: the message names the relay."""
 import contextlib
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -53,7 +54,41 @@ def main() -> int:
     local = ["--set", "local=library"]
     for library, places in (("mpich", []), ("mpich", ["--clusters", "2"]), ("mpich", local), ("impi", [])):
         quits(checks, options, library, places)
+    unread(checks, options)
     return checks.end()
+
+
+# More than a pipe holds.
+PRINTS = """from mpi4py import MPI
+print('x' * 300_000, flush=True)"""
+
+
+def unread(checks, options) -> None:
+    """Two interrupts while the output of a finished job waits for its reader drop it: then the job
+    has not ended well."""
+    name = "interrupted while its output is read"
+    if not checks.wants(name):
+        return
+    program = [common.python(options), "-c", PRINTS]
+    job = subprocess.Popen([*common.landbridge_run(options, 1), *program], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        begun, _, _ = select.select([job.stdout], [], [], START_LIMIT_S)
+        # The rank ends at once when it has printed.
+        time.sleep(2.0)
+        job.send_signal(signal.SIGINT)
+        time.sleep(0.5)
+        is_there = job.poll() is None
+        job.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            job.wait(END_LIMIT_S)
+        code = job.poll()
+    finally:
+        job.kill()
+    output, said = job.communicate()
+    said = said.decode(errors="replace")
+    is_said = "its output is still being read" in said
+    measured = f"exit code {code}, {len(output)} bytes were read, {'said' if is_said else 'not said'}"
+    checks.check(name, bool(begun) and is_there and is_said and code == 128 + signal.SIGINT and len(output) < 300_000, measured, said)
 
 
 # Of several ranks, the second ends without MPI_Finalize while the others continue.

@@ -118,14 +118,17 @@ pub enum GiveUpReason {
 /// in order of their starts.
 pub fn decide(incarnations: &[IncarnationRecord], limits: RestartLimits) -> Decision {
     let Some(last) = incarnations.last() else { return Decision::Ended };
+    // A program that has worked before and now fails to begin lacks something for a moment.
+    let has_joined = incarnations.iter().any(|incarnation| incarnation.stage != Stage::Silent);
     match (last.ending, last.stage) {
         (Ending::Exited(EXIT_UNRECOVERABLE), _) if last.has_fatal_notice => {
             return Decision::GiveUp(GiveUpReason::Unrecoverable);
         }
         _ if last.has_lost_relay() => {}
         (Ending::Exited(0), _) => return Decision::Ended,
-        (Ending::Exited(_), Stage::Silent | Stage::Finalized) => return Decision::Ended,
-        (Ending::Exited(_), Stage::Joined) | (Ending::Killed(_), _) => {}
+        (Ending::Exited(_), Stage::Silent) if !has_joined => return Decision::Ended,
+        (Ending::Exited(_), Stage::Finalized) => return Decision::Ended,
+        (Ending::Exited(_), Stage::Silent | Stage::Joined) | (Ending::Killed(_), _) => {}
     }
     let alike =
         incarnations.iter().rev().take_while(|incarnation| is_same_point(incarnation, last));
@@ -267,6 +270,9 @@ mod tests {
         let cannot = IncarnationRecord { has_fatal_notice: true, ..own };
         assert_eq!(decide(&[cannot], LIMITS), Decision::GiveUp(GiveUpReason::Unrecoverable));
         assert_eq!(decide(&[], LIMITS), over);
+        let early =
+            IncarnationRecord { stage: Stage::Silent, ..incarnation(9, Ending::Exited(3), 0) };
+        assert_eq!(decide(&[incarnation(0, KILL, 5), early], LIMITS), restarted);
         let cut = incarnation(0, Ending::Exited(EXIT_UPLINK_LOST), 0);
         assert_eq!(
             decide(&[IncarnationRecord { stage: Stage::Silent, ..cut }], LIMITS),

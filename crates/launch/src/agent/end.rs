@@ -29,6 +29,7 @@ impl Agent {
     pub(super) fn begin_end(&mut self, at_once: bool) {
         if self.course.phase == Phase::Working {
             self.course.phase = Phase::Ending(Instant::now() + TERM_GRACE);
+            report_who_waits(self);
             self.signal_ranks(libc::SIGTERM);
             self.children.end(at_once, self.parent.stream.at_end());
         }
@@ -116,6 +117,18 @@ impl Agent {
         self.children.close_output();
         self.course.done = true;
         self.parent.send(&Message::Done);
+    }
+}
+
+/// Lets the ends of ranks be reported that were to begin again: now they do not.
+fn report_who_waits(agent: &mut Agent) {
+    let supervisor = &agent.supervisor;
+    for (index, rank) in supervisor.ranks.iter().enumerate() {
+        let waits = rank.ending.is_some() && rank.reported.is_none();
+        let is_known = agent.course.unreported.contains(&index);
+        if waits && !is_known && !supervisor.is_restoring(rank.rank) {
+            agent.course.unreported.push(index);
+        }
     }
 }
 

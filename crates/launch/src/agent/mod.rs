@@ -26,6 +26,7 @@
 //! | `node_logs`, `node_cut` | message logs of the ranks of this node |
 //! | `frame_carrier` | frames of logs that the agents carry to other nodes |
 //! | `ended_peers` | what a moved rank has sent again to ranks that have ended |
+//! | `carried_logs` | both of these |
 //! | `statistics_page`, `contact` | what a rank tells of its paths, and whether it uses us |
 //! | `prepare`, `image_service` | programs of ranks; where checkpoint images lie |
 //! | `checkpoint_scheduler` | when a checkpoint image is taken, step by step |
@@ -45,6 +46,7 @@
 //! What may never happen: a process that the agent has started outlives the agent. When the stream
 //! to the parent ends, for whatever reason, the agent ends everything that it has started.
 
+mod carried_logs;
 mod checkpoint_round;
 mod checkpoint_scheduler;
 mod child_agent;

@@ -14,11 +14,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
+use super::carried_logs::CarriedLogs;
 use super::checkpoint_scheduler::{CheckpointRequester, CheckpointScheduler};
 use super::contact::Libraries;
-use super::ended_peers::EndedPeers;
 use super::exits::{Exit, Exits};
-use super::frame_carrier::{AGENT_TICKETS, FrameCarrier};
+use super::frame_carrier::AGENT_TICKETS;
 use super::image_service::ImageService;
 use super::node_cut::NodeCut;
 use super::node_logs::{LogNews, NodeLogs};
@@ -89,8 +89,7 @@ pub struct RankSupervisor {
     /// The message logs of this node's ranks, if the senders keep messages.
     node_logs: Option<Rc<NodeLogs>>,
     node_cut: Option<Rc<NodeCut>>,
-    frame_carrier: Option<FrameCarrier>,
-    ended_peers: Option<EndedPeers>,
+    carried_logs: Option<CarriedLogs>,
     /// The ranks of this node, if they begin again together.
     pub unit: Option<RecoveryUnit>,
     /// When the replay progress of the ranks was reported last.
@@ -108,8 +107,7 @@ impl RankSupervisor {
             limits: ResourceLimits::default(),
             node_logs: None,
             node_cut: None,
-            frame_carrier: None,
-            ended_peers: None,
+            carried_logs: None,
             unit: None,
             progress_reported_at: Instant::now(),
         }
@@ -179,6 +177,11 @@ impl RankSupervisor {
         self.restores.insert(rank.rank, restore);
     }
 
+    /// Whether this rank is being restored from an image.
+    pub fn is_restoring(&self, rank: u32) -> bool {
+        self.restores.contains_key(&rank)
+    }
+
     /// When the restores in progress want to be advanced.
     pub fn restore_times(&self) -> impl Iterator<Item = Instant> {
         self.restores.values().map(Restore::next_time)
@@ -240,9 +243,8 @@ impl RankSupervisor {
         }
         let waits_for_replica = job.has_spares && node.relay_unix.is_none();
         self.node_cut = self.node_logs.clone().filter(|_| waits_for_replica).map(NodeCut::new);
-        let carrier = |logs| FrameCarrier::new(logs, self.node_cut.clone());
-        self.frame_carrier = self.node_logs.clone().map(carrier);
-        self.ended_peers = self.node_logs.clone().map(EndedPeers::new);
+        let carried = |logs| CarriedLogs::new(logs, self.node_cut.clone());
+        self.carried_logs = self.node_logs.clone().map(carried);
         if node.rank_count == 0 {
             // Other nodes see by this node's announcement that this node can read their images.
             if node.is_spare {
@@ -332,33 +334,27 @@ impl RankSupervisor {
 
     /// When ranks are looked at next that may do nothing.
     pub fn frames_time(&self) -> Option<Instant> {
-        let carrying = self.frame_carrier.as_ref().and_then(FrameCarrier::next_time);
-        let comparing = self.ended_peers.as_ref().and_then(EndedPeers::next_time);
-        carrying.into_iter().chain(comparing).min()
+        self.carried_logs.as_ref().and_then(CarriedLogs::next_time)
     }
 
     pub fn carry_frames(&mut self, parent: &mut ParentAgent) {
-        self.frame_carrier.iter_mut().for_each(|carrier| carrier.advance(parent));
-        let now = Instant::now();
-        self.ended_peers.iter_mut().for_each(|peers| peers.advance(now, parent));
+        self.carried_logs.iter_mut().for_each(|logs| logs.advance(parent));
     }
 
-    /// Whether what a rank has sent that has ended was compared with what ranks have got that ended
-    /// before, if it has moved.
+    /// Whether the end of a rank may be reported ([`CarriedLogs::is_compared`]).
     pub fn is_compared(&mut self, index: usize, parent: &mut ParentAgent) -> bool {
         let rank = self.ranks[index].rank;
-        let peers = self.ended_peers.as_mut();
-        peers.is_none_or(|peers| peers.is_compared(rank, Instant::now(), parent))
+        self.carried_logs.as_mut().is_none_or(|logs| logs.is_compared(rank, parent))
     }
 
     pub fn handle_emptied_mailboxes(&mut self, parent: &mut ParentAgent) {
-        self.frame_carrier.iter_mut().for_each(|carrier| carrier.handle_bell(parent));
+        self.carried_logs.iter_mut().for_each(|logs| logs.carrier.handle_bell(parent));
     }
 
     /// The agent above knows what the frames depend on for which this ticket was drawn.
     pub fn handle_stable(&mut self, ticket: u64) -> Result<()> {
-        match (&mut self.frame_carrier, &self.node_logs) {
-            (Some(carrier), _) if ticket >= AGENT_TICKETS => carrier.handle_stable(ticket),
+        match (&mut self.carried_logs, &self.node_logs) {
+            (Some(carried), _) if ticket >= AGENT_TICKETS => carried.carrier.handle_stable(ticket),
             (_, Some(logs)) => logs.answer_ticket(ticket)?,
             _ => (),
         }
@@ -367,13 +363,8 @@ impl RankSupervisor {
 
     /// Handles what another agent says about a log of, or to, a rank of this node.
     pub fn handle_frame_transfer(&mut self, transfer: FrameTransfer, parent: &mut ParentAgent) {
-        match self.ended_peers.as_mut().map_or(Ok(false), |peers| peers.handle(&transfer)) {
-            Ok(true) => (),
-            Ok(false) => {
-                let carrier = self.frame_carrier.as_mut();
-                carrier.into_iter().for_each(|it| it.handle_message(transfer.clone(), parent));
-            }
-            Err(error) => parent.fail(format!("{error:#}")),
+        if let Some(logs) = &mut self.carried_logs {
+            logs.handle(transfer, parent);
         }
     }
 

@@ -74,14 +74,17 @@ pub fn advance_round(supervisor: &mut RankSupervisor, parent: &mut ParentAgent) 
     let Some(number) = supervisor.unit.as_ref().and_then(|unit| unit.round) else { return };
     let all = ranks(supervisor);
     let scheduler = |index: &usize| supervisor.ranks[*index].scheduler.as_ref();
-    if all.iter().filter_map(scheduler).any(CheckpointScheduler::is_stopping) {
+    // A rank that has ended meanwhile does nothing more for its image.
+    let living = all.iter().filter(|index| supervisor.ranks[**index].ending.is_none());
+    if living.clone().filter_map(scheduler).any(CheckpointScheduler::is_stopping) {
         return;
     }
     // The ranks go on, and what the images need of the logs is copied.
     if let Some(Err(error)) = supervisor.node_logs().map(keep_no_logs) {
         parent.note(format!("the logs of this node stay longer than they must: {error:#}"));
     }
-    if all.iter().filter_map(scheduler).any(|scheduler| !scheduler.is_idle()) {
+    let living = all.iter().filter(|index| supervisor.ranks[**index].ending.is_none());
+    if living.filter_map(scheduler).any(|scheduler| !scheduler.is_idle()) {
         return;
     }
     let has_image = |scheduler: &CheckpointScheduler| scheduler.images.has(number);
