@@ -85,6 +85,19 @@ fn seconds(text: &str) -> Result<u64, String> {
     }
 }
 
+/// Time limit of a job: that of `--timeout`, else the one in MPIEXEC_TIMEOUT, a variable that other
+/// launchers know: whole seconds, and no limit if it is empty or below 1, as for Hydra.
+pub fn time_limit(option: Option<u64>, variable: Option<&str>) -> Result<Option<u64>, String> {
+    let text = variable.map(str::trim).filter(|text| !text.is_empty());
+    match (option, text) {
+        (None, Some(text)) => match text.parse::<i64>() {
+            Ok(seconds) => Ok(u64::try_from(seconds).ok().filter(|&seconds| seconds > 0)),
+            Err(_) => Err(format!("MPIEXEC_TIMEOUT={text}: give whole seconds, such as 90")),
+        },
+        (option, _) => Ok(option),
+    }
+}
+
 /// Parses `--max-restarts-within`, a time as in settings; the value is in seconds, rounded up.
 fn span(text: &str) -> Result<u64, String> {
     let span = SettingKind::Time { min_us: 1_000_000, max_us: u64::MAX }.parse(text)?;
@@ -189,7 +202,7 @@ pub struct RunArguments {
     /// Print the rank in front of every line that the rank prints
     #[arg(short = 'l', long)]
     pub label: bool,
-    /// End the job after this many seconds, with exit code 124
+    /// End the job after this many seconds, with exit code 124; default: MPIEXEC_TIMEOUT
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub timeout: Option<u64>,
     /// Restart killed ranks, which replay from the message log (MPICH only; see docs/RECOVERY.md)
@@ -665,6 +678,16 @@ mod tests {
             let error = span(wrong).unwrap_err();
             assert!(error.contains(advice), "{wrong}: {error}");
         }
+    }
+
+    #[test]
+    fn the_time_limit_of_the_environment_holds_unless_an_option_gives_one() {
+        assert_eq!(time_limit(Some(5), Some("90")), Ok(Some(5)));
+        assert_eq!(time_limit(None, Some(" 90 ")), Ok(Some(90)));
+        for none in [None, Some(""), Some("0"), Some("-1")] {
+            assert_eq!(time_limit(None, none), Ok(None), "{none:?}");
+        }
+        assert!(time_limit(None, Some("soon")).unwrap_err().contains("MPIEXEC_TIMEOUT=soon"));
     }
 
     #[test]

@@ -64,7 +64,7 @@ pub struct Job {
     pub key: String,
     /// Number of the job's first processes, without processes that are spawned later.
     pub size: u32,
-    /// Number of slots of the job's hosts, and at least `size`.
+    /// Number of slots of the job's hosts, if some are free; else 0.
     pub universe: u32,
     pub kvsname: String,
     /// Value of `PMI_process_mapping`.

@@ -37,12 +37,11 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Number of processes that the hosts of the job have slots for, and at least the number of
-    /// ranks.
+    /// Number of processes that the hosts of the job have slots for, if some slots are free; else 0.
     pub fn universe(&self) -> u32 {
         let hosts = self.nodes.iter().flat_map(Node::hosts).filter(|node| !node.is_spare);
-        let slots = hosts.map(|node| node.slots);
-        slots.fold(0, u32::saturating_add).max(self.size)
+        let slots = hosts.map(|node| node.slots).fold(0, u32::saturating_add);
+        if slots > self.size { slots } else { 0 }
     }
 
     /// Whether the plan keeps a host free for the ranks of a lost host.

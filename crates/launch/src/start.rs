@@ -12,7 +12,7 @@ use rustix::process::{Resource, getrlimit};
 
 use crate::allocation;
 use crate::applications::{self, exported};
-use crate::cli::RunArguments;
+use crate::cli::{self, RunArguments};
 use crate::control::spawn_order::Application;
 use crate::control::{Job, Node};
 use crate::hosts;
@@ -274,6 +274,11 @@ fn limits(arguments: &RunArguments) -> RestartLimits {
     }
 }
 
+fn time_limit(option: Option<u64>) -> Result<Option<u64>> {
+    let variable = std::env::var("MPIEXEC_TIMEOUT").ok();
+    cli::time_limit(option, variable.as_deref()).map_err(anyhow::Error::msg)
+}
+
 fn options(arguments: &RunArguments) -> Result<run::Options> {
     let open = |path: &std::path::PathBuf| {
         std::fs::File::create(path).with_context(|| format!("cannot write {}", path.display()))
@@ -281,7 +286,7 @@ fn options(arguments: &RunArguments) -> Result<run::Options> {
     Ok(run::Options {
         label: arguments.label,
         verbose: arguments.verbose,
-        timeout: arguments.timeout.map(Duration::from_secs),
+        timeout: time_limit(arguments.timeout)?.map(Duration::from_secs),
         relay_log: arguments.relay_log.as_ref().map(open).transpose()?,
     })
 }

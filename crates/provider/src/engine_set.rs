@@ -83,10 +83,10 @@ impl EngineSet {
     }
 
     /// Waits until no engine executes a call: every lookup that an engine made before has been
-    /// used.
+    /// used. Peers that access registered memory by themselves learn that a region is gone.
     pub fn fence(&self) {
         for port in self.list.lock().iter() {
-            port.with(|_| ());
+            port.with(|engine| engine.note_removed_regions());
         }
     }
 }

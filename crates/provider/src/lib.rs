@@ -32,6 +32,7 @@
 //! | `cpu_placement` | on which processor a waiting thread runs |
 //! | `poll_policy` | what a thread does after polls without result |
 //! | `engine` | the engine of one endpoint |
+//! | `background` | a thread that sends what waits while the program computes |
 //! | `parking` | an engine behind its lock, and how a thread sleeps in it |
 //! | `engine_set` | the engines that a read of a queue or counter drives |
 //! | `ffi` | libfabric's objects and calls |
@@ -40,6 +41,7 @@ pub mod abi;
 pub mod arena;
 pub mod atomic;
 pub mod av;
+pub mod background;
 pub mod completion;
 pub mod counter;
 pub mod cpu_placement;

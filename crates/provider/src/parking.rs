@@ -15,6 +15,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 
 use crate::abi::Errno;
+use crate::background;
 use crate::engine::{Engine, PARK_MILLIS, Setup, timespec};
 use crate::interposer::UnrecordedCalls;
 use crate::poll_policy::{Advice, PollPolicy};
@@ -81,7 +82,11 @@ impl SharedEngine {
     #[inline]
     pub fn with<R>(&self, work: impl FnOnce(&mut Engine) -> R) -> R {
         let mut engine = self.engine.lock();
-        self.work(&mut engine, work)
+        let result = self.work(&mut engine, work);
+        if engine.has_gathered() {
+            leave_to_background(&mut engine);
+        }
+        result
     }
 
     /// Calls `work` with the engine unless another thread holds the lock.
@@ -139,6 +144,28 @@ static SHARED_ENGINES: SpinLock<Vec<Weak<SharedEngine>>> = SpinLock::new(Vec::ne
 static PROCESS_EPOLL: OnceLock<Option<OwnedFd>> = OnceLock::new();
 /// Events taken by one epoll call; the events are only counted as a wake-up.
 const EVENTS: usize = 4;
+
+/// Lets the background thread send what waits in this engine, should the program not poll soon.
+#[inline]
+fn leave_to_background(engine: &mut Engine) {
+    if !background::note(send_gathered) {
+        engine.send_gathered();
+    }
+}
+
+/// Sends what waits in all engines. Returns true if an engine is in use: its user may leave
+/// something.
+fn send_gathered() -> bool {
+    let ports: Vec<_> = SHARED_ENGINES.lock().iter().filter_map(Weak::upgrade).collect();
+    let mut is_any_in_use = false;
+    for port in ports {
+        match port.engine.try_lock() {
+            Some(mut engine) => engine.send_gathered(),
+            None => is_any_in_use = true,
+        }
+    }
+    is_any_in_use
+}
 
 /// Makes a sleeping thread wake for events of this engine, too.
 fn register(port: &Arc<SharedEngine>, engine: &Engine) {

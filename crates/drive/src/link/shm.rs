@@ -142,6 +142,8 @@ struct RingControl {
     wants_room: AtomicU32,
     /// The writer's close code plus 1; 0 if there is none.
     close_code: AtomicU64,
+    /// A number that the writer's side tells, and that changes rarely; 0 before the first.
+    notice: AtomicU64,
 }
 
 const _: () = {
@@ -357,6 +359,17 @@ impl ShmLink {
     /// plausible.
     pub fn close_code(&self) -> Option<u64> {
         self.into.memory.control().close_code.load(Ordering::Acquire).checked_sub(1)
+    }
+
+    /// Tells the other side a number, in place of the one before, without waking it.
+    pub fn set_notice(&self, number: u64) {
+        self.out.memory.control().notice.store(number, Ordering::Release);
+    }
+
+    /// The number that the other side has told last; 0 if none. The other side may tell anything.
+    #[inline]
+    pub fn notice(&self) -> u64 {
+        self.into.memory.control().notice.load(Ordering::Acquire)
     }
 
     /// The descriptor that becomes readable when the doorbell rings or the other side ends.

@@ -7,6 +7,9 @@
 //! The link *holds* a frame of which the socket takes only a part: it remembers the rest, and sends
 //! nothing else before the rest. What may never happen: bytes of two frames mix; the memory of a
 //! held frame is read after [`StreamLink::copy_held`] was called for it.
+//!
+//! Small frames that follow each other may be *gathered* ([`StreamLink::gather`]): they are copied
+//! behind each other, and one system call sends them all. They leave before every later frame.
 
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -38,6 +41,8 @@ pub enum Sent {
 pub struct StreamLink {
     socket: OwnedFd,
     held: Option<PartialFrame>,
+    /// Frames that have not left yet, one behind the other. Empty while a frame is held.
+    gathered: Vec<u8>,
     /// The destination of the payload that is arriving; empty between frames.
     target: Vec<Piece>,
     /// The bytes of the arriving payload that are skipped, after `target`.
@@ -69,6 +74,7 @@ impl StreamLink {
         Ok(Self {
             socket,
             held: None,
+            gathered: Vec::new(),
             target: Vec::new(),
             skip: 0,
             rest: Vec::new(),
@@ -91,7 +97,7 @@ impl StreamLink {
     /// If the stream is broken.
     #[inline]
     pub unsafe fn send(&mut self, front: &[u8], payload: &[Piece]) -> io::Result<Sent> {
-        if self.held.is_some() {
+        if self.held.is_some() || !self.send_gathered()? {
             return Ok(Sent::Busy);
         }
         let size = front.len() + payload.iter().map(|piece| piece.len).sum::<usize>();
@@ -105,6 +111,50 @@ impl StreamLink {
         }
         self.hold(front, payload, written);
         Ok(Sent::Held)
+    }
+
+    /// Whether a frame of this many bytes, with header and head, can be gathered now.
+    #[inline]
+    pub fn can_gather(&self, bytes: usize) -> bool {
+        bytes <= GATHER_BYTES_MAX
+            && self.held.is_none()
+            && self.gathered.len() + bytes <= BURST_BYTES_MAX
+    }
+
+    /// Copies a frame behind those that leave together, at the next [`Self::send_gathered`] or
+    /// before the next frame that is sent.
+    ///
+    /// # Safety
+    /// The payload's memory is valid during the call.
+    #[inline]
+    pub unsafe fn gather(&mut self, front: &[u8], payload: &[Piece]) {
+        debug_assert!(self.held.is_none());
+        self.gathered.extend_from_slice(front);
+        for piece in payload {
+            // SAFETY: the caller's promise.
+            let bytes = unsafe { std::slice::from_raw_parts(piece.base, piece.len) };
+            self.gathered.extend_from_slice(bytes);
+        }
+    }
+
+    /// Sends the gathered frames. Returns false if the socket has not taken all of them: then the
+    /// link holds the rest.
+    ///
+    /// # Errors
+    /// If the stream is broken.
+    #[inline]
+    pub fn send_gathered(&mut self) -> io::Result<bool> {
+        if self.gathered.is_empty() {
+            return Ok(self.held.is_none());
+        }
+        // SAFETY: there are no pieces.
+        let written = unsafe { write(&self.socket, &self.gathered, &[]) }?;
+        if written < self.gathered.len() {
+            let front = self.gathered.split_off(written);
+            self.held = Some(PartialFrame { front, pieces: Vec::new(), owned: Vec::new() });
+        }
+        self.gathered.clear();
+        Ok(self.held.is_none())
     }
 
     #[cold]
@@ -384,6 +434,9 @@ unsafe fn write(socket: &OwnedFd, front: &[u8], pieces: &[Piece]) -> io::Result<
 /// kernel's work for a vector.
 const GATHER_BYTES_MAX: usize = 1024;
 
+/// The most bytes of frames that leave together.
+const BURST_BYTES_MAX: usize = 32 << 10;
+
 /// Writes front and pieces from one buffer.
 ///
 /// # Safety
@@ -480,6 +533,53 @@ mod tests {
             seen += read.end;
         }
         assert!(a.flush().unwrap() && !a.is_holding());
+    }
+
+    #[test]
+    fn gathered_frames_leave_together_and_before_the_next_frame() {
+        let (mut a, mut b) = pair();
+        let mut payload = *b"payload";
+        let piece = Piece { base: payload.as_mut_ptr(), len: payload.len() };
+        let mut stage = vec![0u8; 4096];
+        assert!(a.can_gather(8) && !a.can_gather(GATHER_BYTES_MAX + 1));
+        // SAFETY: the memory is valid during the calls.
+        unsafe {
+            a.gather(b"one-", &[piece]);
+            a.gather(b"-two-", &[]);
+        }
+        assert_eq!(b.read(&mut stage).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        // SAFETY: no payload.
+        assert_eq!(unsafe { a.send(b"three", &[]) }.unwrap(), Sent::All);
+        let mut seen = Vec::new();
+        while let Ok(read) = b.read(&mut stage) {
+            seen.extend_from_slice(&stage[..read.end]);
+        }
+        assert_eq!(seen, b"one-payload-two-three");
+        assert!(a.send_gathered().unwrap(), "there are none");
+    }
+
+    #[test]
+    fn gathered_frames_that_the_socket_does_not_take_are_held() {
+        let (mut a, mut b) = pair();
+        let frame = [3u8; 1000];
+        let mut frames = 0;
+        while !a.is_holding() {
+            while a.can_gather(frame.len()) {
+                // SAFETY: no payload.
+                unsafe { a.gather(&frame, &[]) };
+                frames += 1;
+            }
+            assert_eq!(a.send_gathered().unwrap(), !a.is_holding());
+        }
+        assert!(!a.can_gather(1), "the rest comes first");
+        let (mut seen, mut stage) = (0, vec![0u8; 1 << 16]);
+        while seen < frames * frame.len() {
+            a.flush().unwrap();
+            let Ok(read) = b.read(&mut stage) else { continue };
+            assert!(stage[..read.end].iter().all(|&byte| byte == 3));
+            seen += read.end;
+        }
+        assert!(!a.is_holding() && a.can_gather(1));
     }
 
     fn pair() -> (StreamLink, StreamLink) {

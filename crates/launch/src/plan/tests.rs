@@ -69,6 +69,7 @@ fn clusters_without_ranks_take_no_part() {
     let plan = make(&grid(&[true, true]), &ranks(3)).unwrap();
     assert_eq!(plan.nodes.len(), 1);
     assert_eq!(plan.mapping, "(vector,(0,1,2),(1,1,1))");
+    assert_eq!(plan.universe(), 4, "one slot is free");
     assert!(plan.relays[0].dials.is_empty());
 }
 
@@ -162,7 +163,7 @@ fn spare_hosts_have_an_agent_and_no_ranks() {
         [("a2", 2, 0), ("a0", 0, 0), ("a1", 0, 2), ("b2", 6, 0), ("b0", 2, 2), ("b1", 4, 2)];
     let expected: Vec<_> = expected.map(|(n, f, c)| (n.to_string(), f, c)).into();
     assert_eq!(blocks(&plan), expected);
-    assert_eq!((plan.size, plan.universe(), spares(&plan)), (6, 6, vec!["a0".to_string()]));
+    assert_eq!((plan.size, plan.universe(), spares(&plan)), (6, 0, vec!["a0".to_string()]));
     let whose = |name: &str| {
         let mut nodes = plan.nodes.iter().flat_map(Node::hosts);
         nodes.find(|node| node.name == name).map(|node| node.spares.clone()).unwrap_or_default()

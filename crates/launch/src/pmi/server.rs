@@ -25,7 +25,7 @@ pub struct ServerConfig {
     /// Name of the key-value space, unique for every group of every job: MPICH names shared memory
     /// after it.
     pub kvsname: String,
-    /// Number of slots: MPI_UNIVERSE_SIZE.
+    /// Number of slots, MPI_UNIVERSE_SIZE, if some are free; else 0.
     pub universe: u32,
     /// Value of `PMI_process_mapping`.
     pub mapping: String,
@@ -229,7 +229,12 @@ impl Server {
                 self.reply(rank, Reply::new("my_kvsname").with("rc", 0).with("kvsname", name));
             }
             "get_universe_size" => {
-                let size = self.config.universe;
+                // Programs take a universe that is full as a reason to spawn nothing, though processes
+                // can be spawned there. A negative size makes the attribute absent, as Hydra does.
+                let size = match self.config.universe {
+                    0 => -1,
+                    slots => i64::from(slots),
+                };
                 self.reply(rank, Reply::new("universe_size").with("rc", 0).with("size", size));
             }
             "put" => self.handle_put(rank, &command),

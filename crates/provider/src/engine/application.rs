@@ -29,7 +29,19 @@ pub struct Application {
     pub one_sided: usize,
 }
 
+/// Tells peers of the node that they must not access the registered memory without this process.
+pub const NO_DIRECT_ACCESS: u64 = u64::MAX;
+
 impl Application {
+    /// What peers of the node are told of the registered memory: how many regions were removed, or
+    /// that they must send a message for each access, because this process counts accesses.
+    pub fn regions_notice(&self) -> u64 {
+        match self.sink.counters.remote_write {
+            Some(_) => NO_DIRECT_ACCESS,
+            None => self.mr.published().removals(),
+        }
+    }
+
     /// Reports the completion of an operation.
     #[inline]
     pub fn complete(&mut self, peers: &mut PeerTable, done: &OperationCompletion) {

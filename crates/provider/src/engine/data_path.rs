@@ -13,6 +13,7 @@
 use landbridge_proto::endpoint::{Endpoint, Peer};
 
 use super::application::Application;
+use super::bursts::Bursts;
 use super::datagrams::Datagrams;
 use super::identity::Identity;
 use super::link_table::LinkTable;
@@ -45,6 +46,8 @@ pub struct DataPath {
     pub(super) recording: Option<Recording>,
     /// Where sending pauses, if messages go to other nodes by logs.
     pub(super) pieces: LogPieces,
+    /// Small frames that leave together.
+    pub(super) bursts: Bursts,
 }
 
 impl DataPath {

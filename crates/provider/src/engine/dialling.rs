@@ -24,7 +24,7 @@ use super::connector::{EndedHello, HelloPurpose};
 use super::handshake::EstablishedLink;
 use super::links::Link;
 use super::local_endpoint::{dial_tcp, dial_unix};
-use super::memory::may_read;
+use super::memory::ReadableProcess;
 use super::peer_state::SendState;
 use crate::log;
 
@@ -223,10 +223,11 @@ impl Connections {
         }
         if let Carrier::Shm(link) = &mut carrier
             && let Some(peer) = peer
-            && let Ok(pid) = link.peer_pid()
-            && may_read(pid, &introduction)
         {
-            self.data.peers[peer].readable = Some(pid);
+            link.set_notice(self.data.application.regions_notice());
+            if let Ok(pid) = link.peer_pid() {
+                self.data.peers[peer].readable = ReadableProcess::find(pid, &introduction);
+            }
         }
         let is_accepted = matches!(purpose, HelloPurpose::Accepted);
         // The dial has ended, at whichever address the peer answered.

@@ -104,6 +104,8 @@ pub struct Link {
     /// The peer has dialled this connection.
     pub(super) is_accepted: bool,
     pub(super) health: LinkHealth,
+    /// The round of polls in which the link has sent a frame last ([`Bursts`](super::bursts)).
+    pub(super) last_round: u64,
     /// When the link came up.
     pub(super) since: Instant,
     /// When something was received over the link; kept only while UDP paths are in use.
@@ -133,6 +135,7 @@ impl Link {
             ends: None,
             is_accepted: false,
             health: LinkHealth::default(),
+            last_round: 0,
             since: Instant::now(),
             last_received: Time(0),
             sum: Checksum::Off,

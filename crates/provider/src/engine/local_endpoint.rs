@@ -31,6 +31,15 @@ pub type NameBytes = [u8; NAME_BYTES];
 /// Length of the accept queue: all processes of a large node may connect at once.
 const BACKLOG: i32 = 1024;
 
+/// What an endpoint lets processes of its node read, at the address that it introduces.
+#[repr(C)]
+pub struct Cookie {
+    /// The number that the endpoint introduces.
+    pub value: u64,
+    /// Address of the [`PublishedTable`](crate::mr::PublishedTable) of its domain.
+    pub regions: u64,
+}
+
 /// This endpoint, as other endpoints see it.
 pub struct LocalEndpoint {
     pub address: Address,
@@ -42,17 +51,19 @@ pub struct LocalEndpoint {
     pub epoll: OwnedFd,
     /// The introduction of this endpoint in a hello.
     pub introduction: Introduction,
-    /// Peers try to read this value, to find out whether they may read this process's memory.
-    _cookie: Box<u64>,
+    /// Peers try to read it, to find out whether they may read this process's memory.
+    _cookie: Box<Cookie>,
 }
 
 impl LocalEndpoint {
-    /// Opens the listeners of a new endpoint, and the epoll set that watches them.
+    /// Opens the listeners of a new endpoint, and the epoll set that watches them. `regions`: the
+    /// address of the table of its registered memory.
     pub fn open(
         identity: &Identity,
         (address, unique): (Address, u64),
         own_format: bool,
         bound: Option<SocketAddrV4>,
+        regions: u64,
     ) -> io::Result<LocalEndpoint> {
         raise_open_files();
         let epoll = high_fd(epoll::create(epoll::CreateFlags::CLOEXEC)?)?;
@@ -75,7 +86,7 @@ impl LocalEndpoint {
             let opened = open_unix(&name);
             opened.inspect_err(|error| log!(Warn, "no shared memory: @{name}: {error}")).ok()
         });
-        let cookie = Box::new(u64::from_le_bytes(random()));
+        let cookie = Box::new(Cookie { value: u64::from_le_bytes(random()), regions });
         let introduction = Introduction {
             role: Role::Endpoint,
             address,
@@ -84,7 +95,7 @@ impl LocalEndpoint {
             pid: std::process::id(),
             eager_window: identity.eager_window(),
             cookie_address: (&raw const *cookie).expose_provenance() as u64,
-            cookie: *cookie,
+            cookie: cookie.value,
             name,
             log_position: LogPosition::default(),
         };

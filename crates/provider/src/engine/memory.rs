@@ -10,6 +10,7 @@ use landbridge_drive::link::stream::{PIECES_MAX, Piece};
 use landbridge_proto::endpoint::Memory;
 use landbridge_proto::wire::hello::Introduction;
 
+use super::local_endpoint::Cookie;
 use super::request::Iov;
 
 /// A handle to bytes. Cloning copies the handle, never the bytes.
@@ -234,14 +235,30 @@ impl Pieces {
     }
 }
 
-/// Whether this process may read the memory of process `pid`: tries to read the cookie that the
-/// peer has introduced.
-pub fn may_read(pid: i32, introduction: &Introduction) -> bool {
-    let mut seen = 0u64;
-    let piece = Piece { base: (&raw mut seen).cast(), len: 8 };
-    // SAFETY: the piece is eight bytes of a local variable.
-    let read = unsafe { read_process(pid, introduction.cookie_address, &[piece]) };
-    read.is_ok() && seen == introduction.cookie
+/// A process of this node whose memory this process may read and write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReadableProcess {
+    pub pid: i32,
+    cookie_address: u64,
+    cookie: u64,
+}
+
+impl ReadableProcess {
+    /// The process `pid`, which has introduced itself, if the cookie can be read there.
+    pub fn find(pid: i32, introduction: &Introduction) -> Option<ReadableProcess> {
+        let Introduction { cookie_address, cookie, .. } = *introduction;
+        let process = ReadableProcess { pid, cookie_address, cookie };
+        process.cookie().map(|_| process)
+    }
+
+    /// The cookie, if the process is still the one that has introduced itself.
+    pub fn cookie(&self) -> Option<Cookie> {
+        let mut seen = Cookie { value: 0, regions: 0 };
+        let piece = Piece { base: (&raw mut seen).cast(), len: size_of::<Cookie>() };
+        // SAFETY: the piece is a local variable, for which all bytes are valid.
+        unsafe { read_process(self.pid, self.cookie_address, &[piece]) }.ok()?;
+        (seen.value == self.cookie).then_some(seen)
+    }
 }
 
 /// Reads another process's memory at `address` into `pieces`.

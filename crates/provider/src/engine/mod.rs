@@ -33,6 +33,7 @@
 //! | `links` | links to peers |
 //! | `link_table` | all links, and which of them are polled |
 //! | `path_statistics` | statistics of one path |
+//! | `known_regions` | registered memory of another process of the node |
 //! | `peer_state` | state of each peer |
 //! | `peer_table` | all peers, with names and numbers |
 //! | `path_manager` | which links are the paths of which peer |
@@ -42,7 +43,9 @@
 //! | `pending_peers` | peers to be given up once a link has been read |
 //! | `datagrams` | sockets and tokens of UDP paths |
 //! | `log_pieces` | in which pieces long messages are appended to logs |
+//! | `bursts` | small frames that leave together |
 //! | `data_path` | what sending and receiving need |
+//! | `direct_access` | remote memory that is accessed without its process |
 //! | `datagram_transfer` | frames of UDP paths |
 //! | `serve` | actions of the protocol: bytes moved, remote memory accessed |
 //! | `uplink` | state of the connection to the relay |
@@ -71,6 +74,7 @@
 //! link's hello has ended; a link of one peer keeps another peer from progress.
 
 mod application;
+mod bursts;
 mod candidates;
 mod carrier;
 mod connections;
@@ -81,10 +85,12 @@ mod datagram_transfer;
 mod datagrams;
 mod departed_peers;
 mod dialling;
+mod direct_access;
 mod event_token;
 mod handshake;
 mod identity;
 mod integrity;
+mod known_regions;
 mod link_failure;
 mod link_table;
 mod links;
@@ -145,6 +151,7 @@ use crate::statistics_page::StatisticsSlot;
 use crate::{interposer, log};
 
 use application::Application;
+use bursts::Bursts;
 use connections::Connections;
 use connector::Connector;
 use data_path::DataPath;
@@ -245,7 +252,8 @@ impl Engine {
             log!(Warn, "{why}");
             Errno::EINVAL
         })?;
-        let own = LocalEndpoint::open(identity, endpoint, setup.own_format, setup.bind);
+        let regions = setup.domain_mr.published().address();
+        let own = LocalEndpoint::open(identity, endpoint, setup.own_format, setup.bind, regions);
         let own = own.map_err(|error| {
             log!(Warn, "no endpoint can be opened: {error}");
             Errno(error.raw_os_error().unwrap_or(libc::EIO))
@@ -257,6 +265,8 @@ impl Engine {
             operations_max: OPERATIONS_MAX,
         });
         let settings = &identity.settings;
+        // Recorded processes have no background thread, and their transport polls by itself.
+        let gathers = matches!(setup.role, EndpointRole::Program) && !identity.recovers;
         let poll_state = PollState::new(identity);
         let start = poll_state.time();
         let data = DataPath {
@@ -279,6 +289,7 @@ impl Engine {
                 .map(|congestion| Box::new(Datagrams::new(congestion, settings.integrity))),
             recording: identity.recovers.then(|| recording::Recording::new(start)),
             pieces: LogPieces::default(),
+            bursts: Bursts::new(gathers),
         };
         let connections = Connections {
             data,
@@ -417,6 +428,10 @@ impl Engine {
 
     pub fn rma(&mut self, request: &RmaRequest) -> Result<(), Errno> {
         let peer = self.connections.data.peer_of(request.target)?;
+        if self.connections.data.access_directly(peer, request) {
+            self.poll_state.note_posted();
+            return Ok(());
+        }
         let RemoteIov { key, offset, .. } = request.remote;
         let remote = endpoint::Remote { peer, key, offset };
         let ticket = Ticket { context: request.context, notify: request.notify };

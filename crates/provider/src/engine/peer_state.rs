@@ -13,8 +13,10 @@ use landbridge_proto::endpoint;
 use landbridge_proto::wire::hello::Introduction;
 
 use super::candidates::PathCandidate;
+use super::known_regions::KnownRegions;
 use super::links::Link;
 use super::local_endpoint::NameBytes;
+use super::memory::ReadableProcess;
 use super::path_statistics::{PathStatistics, entry_of};
 use super::reconnect::Reconnect;
 use crate::abi::FiAddr;
@@ -42,8 +44,10 @@ pub struct PeerState {
     instance: Option<u64>,
     /// Candidates not yet tried; the best is the last.
     pub candidates: Option<Vec<PathCandidate>>,
-    /// The peer's process id, if the peer's memory may be read.
-    pub readable: Option<i32>,
+    /// The peer's process, if its memory may be read and written.
+    pub readable: Option<ReadableProcess>,
+    /// What is known of its registered memory, once it was accessed.
+    pub regions: Option<Box<KnownRegions>>,
     /// The peer's address-vector number, once looked up.
     pub number: Option<FiAddr>,
     /// Statistics of the peer's closed paths: see `path_statistics`.
@@ -90,6 +94,7 @@ impl PeerState {
             instance: None,
             candidates: None,
             readable: None,
+            regions: None,
             number: None,
             closed_paths: Vec::new(),
             corrupt: [0; PATHS_MAX],

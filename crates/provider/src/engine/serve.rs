@@ -4,7 +4,7 @@ use landbridge_proto::endpoint::{Action, Peer};
 use landbridge_proto::wire::kind_header::AdvertisedAddress;
 
 use super::data_path::DataPath;
-use super::memory::{Bytes, read_process};
+use super::memory::{Bytes, ReadableProcess, read_process};
 
 impl DataPath {
     /// Executes all pending actions of the protocol.
@@ -55,9 +55,15 @@ impl DataPath {
     }
 }
 
-/// Reads bytes of a message out of the memory of process `pid`, the sender, if that is allowed.
-fn pull(pid: Option<i32>, address: u64, memory: &Bytes, at: u64, length: u64) -> Result<(), ()> {
-    let pid = pid.ok_or(())?;
+/// Reads bytes of a message out of the memory of the sender, if that is allowed.
+fn pull(
+    sender: Option<ReadableProcess>,
+    address: u64,
+    memory: &Bytes,
+    at: u64,
+    length: u64,
+) -> Result<(), ()> {
+    let pid = sender.ok_or(())?.pid;
     // SAFETY: the memory belongs to the receive, whose completion comes later.
     unsafe { read_process(pid, address, memory.range(at, length).as_slice()) }.map_err(|_| ())
 }

@@ -2,9 +2,11 @@
 
 mod acting;
 mod beside;
+mod bursts;
 mod closing;
 mod copies;
 mod datagrams;
+mod direct_access;
 mod measure;
 mod peeks;
 mod pending_connections;

@@ -95,6 +95,43 @@ impl Connections {
         }
     }
 
+    /// Whether small frames wait for the next poll.
+    #[inline]
+    pub(super) fn has_gathered(&self) -> bool {
+        self.data.bursts.has_waiting()
+    }
+
+    /// Sends the small frames that wait.
+    #[inline]
+    pub(super) fn send_gathered(&mut self) {
+        while let Some(id) = self.data.bursts.take_waiting() {
+            self.send_gathered_on(id);
+        }
+    }
+
+    fn send_gathered_on(&mut self, id: usize) {
+        let Some(link) = self.data.links.get_mut(id).and_then(Option::as_mut) else {
+            return;
+        };
+        let Carrier::Stream(stream) = &mut link.carrier else {
+            return;
+        };
+        match stream.send_gathered() {
+            Ok(true) => (),
+            Ok(false) => {
+                let interest = EventFlags::IN | EventFlags::OUT;
+                if let Err(error) = link.set_interest(&self.data.own.epoll, id, interest) {
+                    self.link_down(id, &error);
+                }
+            }
+            Err(error) => {
+                // The peer's last frames are still readable, for example its Goodbye.
+                while self.read_stream(id) > 0 {}
+                self.link_down(id, &error);
+            }
+        }
+    }
+
     /// Continues sending on a stream that accepts bytes again.
     pub(super) fn handle_writable(&mut self, id: usize) {
         let Some(link) = self.data.links.get_mut(id).and_then(Option::as_mut) else {
@@ -151,6 +188,15 @@ impl DataPath {
         let sent = match &mut link.carrier {
             Carrier::Shm(_) if self.recording.is_some() => return false,
             Carrier::Shm(ring) => send_to_ring(ring, frame.front(), pieces.as_slice()),
+            Carrier::Stream(stream)
+                if self.bursts.may_wait(link.last_round)
+                    && stream.can_gather(frame.front().len() + size as usize) =>
+            {
+                // SAFETY: the memory is valid during this call.
+                unsafe { stream.gather(frame.front(), pieces.as_slice()) };
+                self.bursts.note_waiting(id);
+                Sent::All
+            }
             // SAFETY: the memory is valid during this call; bytes that the stream holds are copied
             // below.
             Carrier::Stream(stream) => {
@@ -175,7 +221,7 @@ impl DataPath {
         if sent == Sent::Busy {
             return false;
         }
-        link.health.has_sent = true;
+        (link.health.has_sent, link.last_round) = (true, self.bursts.round());
         if sent == Sent::Held {
             if let Carrier::Stream(stream) = &mut link.carrier {
                 stream.copy_held();
@@ -208,6 +254,7 @@ impl DataPath {
             replay.send_nondeterminism(self.own.address, stream)?;
         }
         let target = self.core.address(peer).index() as usize;
+        let mut may_wait = self.bursts.may_wait(link.last_round);
         while !self.pieces.is_paused()
             && let Some(mut frame) = self.next_frame(peer, path)
         {
@@ -218,6 +265,7 @@ impl DataPath {
             // SAFETY: the memory is valid until the operation completes, which `transmitted` or
             // `handle_flushed` reports.
             let copy = unsafe { integrity::fill_in(link.sum, &mut frame, payload) };
+            let must_release_memory = frame.must_release_memory;
             let sent = match &mut link.carrier {
                 Carrier::Shm(ring) if is_recorded => send_blocking(ring, frame.front(), pieces)?,
                 Carrier::Shm(ring) => send_to_ring(ring, frame.front(), pieces),
@@ -232,6 +280,14 @@ impl DataPath {
                         Err(error) => end_at_logs(&self.recording, &self.own, error),
                     }
                 }
+                Carrier::Stream(stream)
+                    if may_wait && stream.can_gather(frame.front().len() + bytes) =>
+                {
+                    // SAFETY: the memory is valid during this call.
+                    unsafe { stream.gather(frame.front(), pieces) };
+                    self.bursts.note_waiting(id);
+                    Sent::All
+                }
                 // SAFETY: the memory is valid until the operation completes.
                 Carrier::Stream(stream) => unsafe { stream.send(frame.front(), pieces) }?,
                 Carrier::Datagram(_) | Carrier::Loopback => return Ok(()),
@@ -244,7 +300,8 @@ impl DataPath {
                 }
                 return link.set_interest(&self.own.epoll, id, EventFlags::IN | EventFlags::OUT);
             }
-            link.health.has_sent = true;
+            (link.health.has_sent, link.last_round) = (true, self.bursts.round());
+            may_wait = self.bursts.may_wait(link.last_round);
             if sent == Sent::All {
                 self.core.transmitted(peer, path, true, copy);
                 if let Some(replay) = &mut self.recording {
@@ -252,7 +309,6 @@ impl DataPath {
                     self.pieces.note_appended(peer, bytes);
                 }
             } else {
-                let must_release_memory = frame.must_release_memory;
                 self.core.transmitted(peer, path, must_release_memory, copy);
                 link.hold(peer, must_release_memory);
                 return link.set_interest(&self.own.epoll, id, EventFlags::IN | EventFlags::OUT);

@@ -342,6 +342,7 @@ impl Engine {
         }
         let events = self.poll_epoll(0);
         self.connections.flush();
+        self.connections.send_gathered();
         events
     }
 
@@ -351,6 +352,15 @@ impl Engine {
             self.connections.flush();
             return 0;
         }
+        self.connections.send_gathered();
+        self.connections.data.bursts.begin_round();
+        let events = self.look_once();
+        self.connections.send_gathered();
+        events
+    }
+
+    #[inline]
+    fn look_once(&mut self) -> usize {
         let mut events = 0;
         if self.connections.data.core.schedule().needs_time() {
             self.connections.data.handle_time();
@@ -550,6 +560,7 @@ impl Engine {
     /// readable. Returns false if there is work already. In both cases [`Self::unpark`] must
     /// follow.
     pub fn prepare_park(&mut self) -> bool {
+        self.connections.send_gathered();
         self.connections.data.links.clear_hot_stream(&self.connections.data.own.epoll);
         self.other_nodes.engine().is_none_or(Engine::prepare_park)
             && self.connections.data.links.prepare_park()
@@ -559,6 +570,17 @@ impl Engine {
     pub fn unpark(&mut self) {
         self.connections.data.links.unpark();
         self.other_nodes.engine().into_iter().for_each(Engine::unpark);
+    }
+
+    /// Whether small frames wait for the next poll ([`Bursts`](super::bursts)).
+    #[inline]
+    pub fn has_gathered(&self) -> bool {
+        self.connections.has_gathered()
+    }
+
+    /// Sends the small frames that wait.
+    pub fn send_gathered(&mut self) {
+        self.connections.send_gathered();
     }
 
     /// Whether no thread other than the thread with this token drives the engine.

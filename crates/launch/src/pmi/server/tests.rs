@@ -56,6 +56,9 @@ fn the_sequence_of_mpich_is_answered() {
     for (line, reply) in table {
         assert_eq!(replies(&mut server, 0, line), [reply], "{line}");
     }
+    let mut full = Server::new(config(0), [(0, 0)], [], &Delta::new());
+    let absent = "cmd=universe_size rc=0 size=-1\n";
+    assert_eq!(replies(&mut full, 0, "cmd=get_universe_size"), [absent]);
     assert_eq!(replies(&mut server, 1, "cmd=get_appnum"), ["cmd=appnum rc=0 appnum=3\n"]);
     assert_eq!(server.stage(0), Stage::Finalized);
     assert_eq!(server.stage(1), Stage::Silent);
