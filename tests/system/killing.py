@@ -3,7 +3,8 @@
 
 The other ranks end, and a message names the cause. Or a rank calls _exit(0) before a barrier: the
 message names that rank, and not the rank that notices. Or a relay is killed under `--recover`, which
-restarts no relay: the message names the relay."""
+restarts no relay: the message names the relay. Or the launcher is interrupted while the output of a
+finished job is read."""
 
 import contextlib
 import os

@@ -184,7 +184,15 @@ pub unsafe extern "C" fn arc4random_buf(buffer: *mut c_void, length: size_t, cal
         let draw = |into: &mut [u8]| {
             let mut filled = 0;
             while filled < into.len() {
-                filled += usize::try_from(drawn(&mut into[filled..], 0)).unwrap_or(0);
+                match drawn(&mut into[filled..], 0) {
+                    given @ 1.. => filled += given as usize,
+                    // The system forbids the call: the C library knows other ways.
+                    _ => break,
+                }
+            }
+            let rest = &mut into[filled..];
+            if !rest.is_empty() {
+                real_libc::arc4random_buf(rest.as_mut_ptr().cast(), rest.len());
             }
             into.len() as i64
         };
@@ -208,8 +216,11 @@ fn drawn(into: &mut [u8], flags: c_uint) -> i64 {
 
 fn drawn_u32() -> u32 {
     let mut number = [0; 4];
-    while drawn(&mut number, 0) != 4 {}
-    u32::from_ne_bytes(number)
+    match drawn(&mut number, 0) {
+        4 => u32::from_ne_bytes(number),
+        // SAFETY: a call without arguments.
+        _ => unsafe { real_libc::arc4random() },
+    }
 }
 
 fn random_u32(guard: RecordGuard, draw: impl FnOnce() -> u32) -> u32 {

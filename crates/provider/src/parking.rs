@@ -40,29 +40,24 @@ impl SharedEngine {
     /// Those of [`Engine::open`].
     pub fn open(setup: Setup) -> Result<Arc<Self>, Errno> {
         let mut place = Arc::<Self>::new_uninit();
-        let mut own = Some(Stack::new());
-        // The address stays the same when the stack gets its owner.
-        let top = own.as_mut().map(Stack::top);
-        let stack = &mut own;
+        let mut stack = Stack::new();
+        // The address stays the same when the engine becomes the stack's owner.
+        let top = stack.top();
+        let mut stack = Some(stack);
         let work = || {
             let engine = Engine::open(setup)?;
             let is_recorded = engine.is_recorded();
-            let stack = if is_recorded { stack.take() } else { None };
-            let top = top.filter(|_| is_recorded);
-            let opened = Self { engine: SpinLock::new(engine), top, _stack: stack };
+            let own = if is_recorded { stack.take() } else { None };
+            let top = is_recorded.then_some(top);
             let target = Arc::get_mut(&mut place).expect("nobody else has it yet");
-            target.write(opened);
+            target.write(Self { engine: SpinLock::new(engine), top, _stack: own });
             Ok(())
         };
-        let opened = match top {
-            // SAFETY: the stack lives in `own` or in the opened engine, and nothing else uses it.
-            Some(top) => unsafe {
-                let _own = UnrecordedCalls::begin();
-                top.run(work)
-            },
-            None => work(),
-        };
-        opened?;
+        // SAFETY: the stack lives in `stack`, or in the opened engine, and nothing else uses it.
+        unsafe {
+            let _own = UnrecordedCalls::begin();
+            top.run(work)?;
+        }
         // SAFETY: it was written just now.
         let port = unsafe { place.assume_init() };
         port.with(|engine| register(&port, engine));

@@ -26,7 +26,7 @@
 //! | `node_logs`, `node_cut` | message logs of the ranks of this node |
 //! | `frame_carrier` | frames of logs that the agents carry to other nodes |
 //! | `ended_peers` | what a moved rank has sent again to ranks that have ended |
-//! | `carried_logs` | both of these |
+//! | `carried_logs` | what agents do for logs between nodes: carry and compare |
 //! | `statistics_page`, `contact` | what a rank tells of its paths, and whether it uses us |
 //! | `prepare`, `image_service` | programs of ranks; where checkpoint images lie |
 //! | `checkpoint_scheduler` | when a checkpoint image is taken, step by step |
