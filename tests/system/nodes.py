@@ -45,8 +45,10 @@ CABLE = "a cable that is out for longer than they have patience"
 # The agent of a host is killed or stopped: its ranks are restarted on another host.
 KILLED, STOPPED, WOKEN = "agent killed", "agent stopped", "agent woken"
 SPARE = ["--spares", "1"]
+# Stands for `--recover` and one spare host.
+NODE = "--recover=node"
 SPARE_CASES = {
-    "a node is lost": (SPARE, [(1.0, KILLED)]),
+    "a node is lost": ([NODE], [(1.0, KILLED)]),
     "a node is lost, as its ranks come back": (SPARE, [(1.0, 0), (1.1, 1), (1.4, KILLED)]),
     "a node is lost, and its ranks are killed on the next one": (SPARE, [(1.0, KILLED), (1.5, 0), (2.2, 1)]),
     "a node is lost, and at once a rank of another node is killed": (SPARE, [(1.0, KILLED), (1.0, 2)]),
@@ -410,16 +412,23 @@ def ended_ranks(checks, options) -> None:
 
 
 def sent_otherwise(checks, options) -> None:
-    """A rank of a lost node sends something else than before to a rank of another node that has ended:
-    nobody else can compare it than the agents, and they do before the rank's end counts."""
-    for logs, words in (("", []), (RELAYS, RELAY)):
-        name = logs + LOST + "who sends something else to one that has ended"
+    """A rank of a lost node sends something else than before to a rank of another node that has ended,
+    or nothing to one that computes. Nobody else can compare the first than the agents, and they do
+    before the rank's end counts."""
+    cases = [
+        ("", "something else to one that has ended", []),
+        (RELAYS, "something else to one that has ended", []),
+        ("", "nothing to one that computes", ["nothing"]),
+    ]
+    for logs, what, arguments in cases:
+        name, words = logs + LOST + "who sends " + what, RELAY if logs else []
         if not checks.wants(name):
             continue
-        program = [common.python(options), str(common.PROGRAMS / "otherwise.py")]
+        program = [common.python(options), str(common.PROGRAMS / "otherwise.py"), *arguments]
         code, _, output = lab_job(options, program, [(1.5, KILLED)], [*SPARE, *words], "rank 3: heard")
         by_relay = r"incarnation \d+ of rank 0 sends as its frame"
-        is_said = bool(re.search(by_relay if logs else "what rank 0 sends to rank 3 is not what it sent before it moved", output))
+        by_sender = f"what {'it sends to process' if arguments else 'rank 0 sends to rank'} 3 is not what it sent before it moved"
+        is_said = bool(re.search(by_relay if logs else by_sender, output))
         checks.check(name, code == 1 and is_said and " is lost (" in output, f"exit code {code}, {'says' if is_said else 'does not say'} why", output)
 
 
@@ -640,8 +649,10 @@ def lab_job(options, program, events, words=None, first="turn 0:", within=(), la
     With options for the launcher the ranks are where the lab places them, else on the gateways.
     `within`: a command prefix that runs the launcher."""
     lab = f"recovery-{os.getpid()}"
-    running = [*common.landbridge_run(options, RANKS, "--recover", "--timeout", f"{limit_s:.0f}", *(words or [])), *program]
     placed = [sys.executable, str(common.PROGRAMS / "on_gateways.py")] if words is None else []
+    said = words or []
+    recover = [] if NODE in said else ["--recover"]
+    running = [*common.landbridge_run(options, RANKS, *recover, "--timeout", f"{limit_s:.0f}", *said), *program]
     command = [*network.lab_run(options, lab, lab_file), *placed, *within, *running]
     started = network.Job(command, {})
     try:

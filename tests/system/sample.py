@@ -72,6 +72,7 @@ SAMPLES = {
         "a node is lost, whose ranks have ended, as the last other rank ends",
         "a node is lost, and a rank that had ended ends otherwise",
         "a node is lost, who sends something else to one that has ended",
+        "a node is lost, who sends nothing to one that computes",
         "a node is lost, whose ranks have ended, then the last spare node, then the other",
         "logs of relays, a node is lost, and its ranks are killed on the next one",
         "logs of relays, a node is lost, who takes whatever comes, and the next one",

@@ -140,6 +140,8 @@ Examples:
   landbridge run -n 4 --set peer_timeout=10min ./a.out
                                                see `landbridge settings`
   landbridge run -n 4 --recover ./a.out        a rank that is killed comes back
+  landbridge run --topology grid.toml --recover=node ./a.out
+                                               so do the ranks of a lost node
   landbridge run -n 1 ./master : -n 3 ./worker two programs, ranks 0 and 1 to 3
 
 Behind a `:` go -n, -x and --wdir of another program, which hold for that one
@@ -192,9 +194,11 @@ pub struct RunArguments {
     /// End the job after this many seconds, with exit code 124
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub timeout: Option<u64>,
-    /// Restart killed ranks, which replay from the message log (MPICH only; see docs/RECOVERY.md)
-    #[arg(long)]
-    pub recover: bool,
+    /// Restart killed ranks, which replay from the message log (MPICH only; see docs/RECOVERY.md);
+    /// `--recover=node`: also the ranks of lost nodes, as with `--spares 1`
+    #[arg(long, value_name = "WHAT", num_args = 0..=1, require_equals = true)]
+    #[arg(default_missing_value = "process")]
+    pub recover: Option<Restarted>,
     /// With --recover: keep the last N hosts of each cluster free, for the ranks of a lost node
     #[arg(long, value_name = "N")]
     pub spares: Option<u32>,
@@ -419,6 +423,15 @@ pub enum LogCommand {
         #[arg(long, value_name = "N", default_value_t = 20)]
         count: u64,
     },
+}
+
+/// What `--recover` restarts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Restarted {
+    /// Ranks that are killed
+    Process,
+    /// Also the ranks of lost nodes
+    Node,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

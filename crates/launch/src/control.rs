@@ -34,7 +34,7 @@ use spawn_order::{Application, SpawnOrder, Task};
 
 /// Version of the messages, incremented with every change of a message: launcher and agents must
 /// have the same version.
-pub const VERSION: u32 = 22;
+pub const VERSION: u32 = 23;
 /// Beginning of the first line of an agent; the version follows.
 pub const BANNER: &str = "\nlandbridge-agent ";
 /// Bytes of a frame at most. The largest message holds the keys of a barrier: 100 000 ranks of 160
@@ -189,17 +189,23 @@ pub struct LogImages {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LogDigest {
     pub from: u64,
-    pub digest: u64,
+    /// `None`: nothing has arrived from there on, or it is not all kept, or no frame begins there.
+    pub digest: Option<u64>,
 }
 
 /// See [`FrameTransfer`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum FrameTransferStep {
     /// To the reader's agent: up to where has the log arrived? `digest_from`: the answer is to hold
-    /// a digest from this position on.
-    Ask { digest_from: Option<u64> },
-    /// To the sender's agent: the log has arrived up to this position, and frames that were carried
-    /// would be taken. `digest`: of what has arrived, if that was asked for, and it is kept.
+    /// a digest from this position on. `has_ended`: the sender sends nothing more, and the answer
+    /// need not wait until frames would be taken that are carried.
+    Ask { digest_from: Option<u64>, has_ended: bool },
+    /// To the sender's agent, whose rank has ended: the reader begins again on this node, and what
+    /// it has is not known yet.
+    NotYet,
+    /// To the sender's agent: the log has arrived up to this position; and frames that are carried
+    /// would be taken, if the sender has not ended. `digest`: of what has arrived, if that was
+    /// asked for.
     Arrived { position: u64, digest: Option<LogDigest> },
     /// To the reader's agent: frames from this position on, each with its padding. `moves`: how
     /// often their sender has moved to another node. `digest_from`: as in [`Self::Ask`], for the
@@ -217,7 +223,7 @@ impl FrameTransfer {
     /// The rank to whose agent the message goes.
     pub fn target(&self) -> u32 {
         match self.step {
-            FrameTransferStep::Arrived { .. } => self.from,
+            FrameTransferStep::Arrived { .. } | FrameTransferStep::NotYet => self.from,
             FrameTransferStep::Ask { .. } | FrameTransferStep::Frames { .. } => self.to,
         }
     }

@@ -328,6 +328,11 @@ impl OutputReplay {
         self.last_words = (from < self.log.end.bytes).then_some(from);
     }
 
+    /// Position from which on a new incarnation need not repeat the log, if it may hold last words.
+    pub fn last_words(&self) -> Option<u64> {
+        self.last_words
+    }
+
     /// Compares bytes that the present incarnation prints with the log, and returns the new bytes.
     pub fn print(&mut self, bytes: &[u8]) -> Result<Replayed, Divergence> {
         let mut rest = bytes;

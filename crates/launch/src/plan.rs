@@ -22,6 +22,18 @@ pub struct Wishes {
     pub recovers: bool,
     /// Number of further hosts of each cluster, the last ones, that are kept free.
     pub spares: u32,
+    /// At least one host of each cluster is kept free that can be.
+    pub moves_ranks: bool,
+}
+
+impl Wishes {
+    /// The option by which hosts are kept free, if there is one.
+    pub fn spares_option(&self) -> Option<String> {
+        match self.spares {
+            0 => self.moves_ranks.then(|| "--recover=node".to_string()),
+            spares => Some(format!("--spares {spares}")),
+        }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -72,7 +84,7 @@ pub struct Dial {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PlanError {
     NoRanks,
-    OnlySpares { spares: u32 },
+    OnlySpares { option: String },
     TooManyRanks { wanted: u32, slots: u32 },
     NoRelay { cluster: String },
     BothOutboundOnly { one: String, other: String },
@@ -83,9 +95,9 @@ impl std::fmt::Display for PlanError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             PlanError::NoRanks => write!(f, "there is no rank to start; ask for some with -n"),
-            PlanError::OnlySpares { spares } => write!(
+            PlanError::OnlySpares { option } => write!(
                 f,
-                "--spares {spares} keeps every host with slots free, so there is no rank to start; \
+                "{option} keeps every host with slots free, so there is no rank to start; \
                  ask for fewer spare hosts, or name more hosts"
             ),
             PlanError::TooManyRanks { wanted, slots } => write!(
@@ -183,10 +195,10 @@ fn place(
     let total = slots.iter().flatten().fold(0u32, |sum, &slots| sum.saturating_add(slots));
     let wanted = wishes.ranks.unwrap_or(total);
     if wanted == 0 {
-        let has_only_spares = wishes.ranks.is_none() && wishes.recovers && wishes.spares > 0;
-        return Err(match has_only_spares {
-            true => PlanError::OnlySpares { spares: wishes.spares },
-            false => PlanError::NoRanks,
+        let may_be_spare = wishes.ranks.is_none() && wishes.recovers;
+        return Err(match wishes.spares_option().filter(|_| may_be_spare) {
+            Some(option) => PlanError::OnlySpares { option },
+            None => PlanError::NoRanks,
         });
     }
     let per_cluster = wishes.ranks_per_cluster.unwrap_or(u32::MAX);
@@ -214,7 +226,9 @@ fn place(
 fn spares(topology: &Topology, wishes: &Wishes) -> Vec<Vec<bool>> {
     let of = |cluster: &Cluster| {
         let mut is_spare: Vec<bool> = cluster.hosts.iter().map(|host| host.is_spare).collect();
-        let mut left = if wishes.recovers { wishes.spares } else { 0 };
+        let is_needed = wishes.moves_ranks && !is_spare.contains(&true);
+        let wanted = wishes.spares.max(u32::from(is_needed));
+        let mut left = if wishes.recovers { wanted } else { 0 };
         for (index, is_it) in is_spare.iter_mut().enumerate().rev() {
             if left > 0 && !*is_it && index != cluster.top_host() {
                 (*is_it, left) = (true, left - 1);

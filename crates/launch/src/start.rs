@@ -12,7 +12,7 @@ use rustix::process::{Resource, getrlimit};
 
 use crate::allocation;
 use crate::applications::{self, exported};
-use crate::cli::RunArguments;
+use crate::cli::{Restarted, RunArguments};
 use crate::control::spawn_order::Application;
 use crate::control::{Job, Node};
 use crate::hosts;
@@ -42,6 +42,7 @@ pub fn run(mut arguments: RunArguments) -> Result<i32> {
         ranks_per_cluster: arguments.ranks_per_cluster,
         recovers: settings.recovers(),
         spares: arguments.spares.unwrap_or(0),
+        moves_ranks: arguments.recover == Some(Restarted::Node),
     };
     let agent = std::env::current_exe().context("cannot find out where landbridge itself is")?;
     let id = sys::random_hex(32)?;
@@ -53,7 +54,7 @@ pub fn run(mut arguments: RunArguments) -> Result<i32> {
         plan.nodes.iter().for_each(describe);
     }
     check_recovery(&settings, &plan)?;
-    check_spares(wishes.spares, &plan)?;
+    check_spares(&wishes, &plan)?;
     if settings.lacks_clocks_for_images() {
         bail!(
             "checkpoints need recover_clocks=on: a rank is asked for its checkpoint by a word in \
@@ -123,15 +124,15 @@ fn check_goes_with_recover(arguments: &RunArguments, recovers: bool) -> Result<(
     }
 }
 
-/// `--spares` needs at least one host that can be kept free.
-fn check_spares(wanted: u32, plan: &plan::Plan) -> Result<()> {
-    if wanted > 0 && !plan.has_spares() {
-        bail!(
-            "--spares {wanted}: no host can be kept free, for each cluster has but one, and that \
-             is its relay's; see docs/RECOVERY.md"
-        );
+/// `--spares` and `--recover=node` need at least one host that can be kept free.
+fn check_spares(wishes: &Wishes, plan: &plan::Plan) -> Result<()> {
+    match wishes.spares_option() {
+        Some(option) if !plan.has_spares() => bail!(
+            "{option}: no host can be kept free, for each cluster has but one, and that is its \
+             relay's; see docs/RECOVERY.md"
+        ),
+        _ => Ok(()),
     }
-    Ok(())
 }
 
 /// No variable that `-x` sets may lead messages past Landbridge, unless the user wants another
@@ -207,7 +208,7 @@ fn settings(arguments: &RunArguments) -> Result<Settings> {
         arguments.clusters.is_none() && arguments.hosts.is_empty() && arguments.hostfile.is_none();
     let topology = topology_file(arguments.topology.as_deref()).filter(|_| has_topology);
     let mut special = Vec::new();
-    if arguments.recover {
+    if arguments.recover.is_some() {
         special.push(Flag::special("--recover", &setting::RECOVER, "on")?);
     }
     if let Some(every) = &arguments.checkpoint {

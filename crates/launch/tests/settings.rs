@@ -141,6 +141,11 @@ fn recover_is_the_same_as_a_flag_and_as_a_setting() {
         assert_code(&output, 1);
         assert!(stderr(&output).contains(said), "{}", stderr(&output));
     }
+    let output =
+        run_with(&lb, &[], &["run", "-n", "2", "--recover=node", "--clusters", "2", "true"]);
+    assert_code(&output, 1);
+    let said = stderr(&output);
+    assert!(said.contains("--recover=node: no host can be kept free"), "{said}");
 }
 
 #[test]

@@ -7,7 +7,7 @@
 use std::rc::Rc;
 use std::time::Instant;
 
-use super::ended_peers::EndedPeers;
+use super::end_comparison::{AnswerUse, EndComparisons};
 use super::frame_carrier::FrameCarrier;
 use super::node_cut::NodeCut;
 use super::node_logs::NodeLogs;
@@ -16,38 +16,40 @@ use crate::control::FrameTransfer;
 
 pub struct CarriedLogs {
     pub carrier: FrameCarrier,
-    ended_peers: EndedPeers,
+    end: EndComparisons,
 }
 
 impl CarriedLogs {
     /// Nothing is carried yet. `cut`: see [`FrameCarrier::new`].
     pub fn new(logs: Rc<NodeLogs>, cut: Option<Rc<NodeCut>>) -> CarriedLogs {
-        let ended_peers = EndedPeers::new(logs.clone());
-        CarriedLogs { carrier: FrameCarrier::new(logs, cut), ended_peers }
+        let end = EndComparisons::new(logs.clone());
+        CarriedLogs { carrier: FrameCarrier::new(logs, cut), end }
     }
 
     /// When something is due.
     pub fn next_time(&self) -> Option<Instant> {
-        self.carrier.next_time().into_iter().chain(self.ended_peers.next_time()).min()
+        self.carrier.next_time().into_iter().chain(self.end.next_time(Instant::now())).min()
     }
 
     /// Does what is due.
     pub fn advance(&mut self, parent: &mut ParentAgent) {
         self.carrier.advance(parent);
-        self.ended_peers.advance(Instant::now(), parent);
+        self.end.advance(Instant::now(), parent);
     }
 
-    /// Whether what a rank has sent that has ended was compared with what ranks have got that ended
-    /// before, if it has moved.
+    /// Whether what a rank has sent that has ended was compared with what it sent before it moved,
+    /// if it has.
     pub fn is_compared(&mut self, rank: u32, parent: &mut ParentAgent) -> bool {
-        self.ended_peers.is_compared(rank, Instant::now(), parent)
+        self.end.is_compared(rank, Instant::now(), parent)
     }
 
     /// Handles what another agent says about a log of, or to, a rank of this node.
     pub fn handle(&mut self, transfer: FrameTransfer, parent: &mut ParentAgent) {
-        match self.ended_peers.handle(&transfer) {
-            Ok(true) => (),
-            Ok(false) => self.carrier.handle_message(transfer, parent),
+        let pair = (transfer.from, transfer.to);
+        match self.end.handle(&transfer, Instant::now()) {
+            Ok(AnswerUse::Nothing) => self.carrier.handle_message(transfer, parent),
+            Ok(AnswerUse::Awaited) => (),
+            Ok(AnswerUse::Compared(position)) => self.carrier.note_compared(pair, position),
             Err(error) => parent.fail(format!("{error:#}")),
         }
     }

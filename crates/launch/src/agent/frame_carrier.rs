@@ -20,18 +20,20 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use landbridge_proto::log::agent_transfer::{
-    AgentTransfer, AgentTransferAction, ArrivedDigest, Verification, VerifiedLog, frames_behind,
+    AgentTransfer, AgentTransferAction, Verification, VerifiedLog, frames_behind,
 };
 use landbridge_proto::log::contact::Contact;
-use landbridge_proto::log::frames_digest::digest_of_part;
 use landbridge_proto::log::layout::{
     IS_BEING_WRITTEN, MAIL_BYTES_AT, MAIL_BYTES_MAX, MAIL_FRAMES_AT, MAIL_FROM_AT, MAIL_MOVES_AT,
-    MAIL_NUMBER_AT, MAIL_POSITION_AT, MAIL_TAKEN_AT, REGION_BYTES, TARGETS_AT, arrived_at,
-    begins_at, confirmed_at, control_at, discarded_at, mailbox_at, release_at,
+    MAIL_NUMBER_AT, MAIL_POSITION_AT, MAIL_TAKEN_AT, REGION_BYTES, arrived_at, begins_at,
+    confirmed_at, discarded_at, mailbox_at, release_at,
 };
 use landbridge_proto::log::segment::LogCursor;
 use rustix::io::{Errno, pwrite};
 
+use super::log_comparison::{
+    arrived_digest, digest_of, is_compared, refuse_unless_other_part, sends_otherwise,
+};
 use super::node_cut::NodeCut;
 use super::node_logs::NodeLogs;
 use super::parent_agent::ParentAgent;
@@ -39,6 +41,8 @@ use crate::control::{FrameTransfer, FrameTransferStep, LogDigest, Message};
 
 /// Time between two looks at ranks that have sent nothing.
 const LOOK_INTERVAL: Duration = Duration::from_millis(250);
+/// Time after which a question for a digest is repeated.
+const REPEAT_AFTER: Duration = Duration::from_secs(5);
 /// Messages that wait for an empty mailbox at most, of each rank. Others are sent again.
 const WAITING_MAX: usize = 8;
 /// Questions of one look at most: all of them go through the launcher.
@@ -67,6 +71,8 @@ struct Sender {
     sent_frames: u64,
     /// All of them have arrived.
     is_settled: bool,
+    /// The receiver with which the next look begins.
+    turn: u32,
     /// By rank of another node.
     transfers: BTreeMap<u32, CarriedLog>,
 }
@@ -88,6 +94,8 @@ struct CarriedLog {
     /// The ends of frames that were seen before a ticket was drawn, and before it was answered.
     asked_end: u64,
     cleared_end: u64,
+    /// Before that, a question for a digest is not repeated: to make one may take seconds.
+    repeat_at: Option<Instant>,
 }
 
 impl CarriedLog {
@@ -102,6 +110,7 @@ impl CarriedLog {
             seen_end: 0,
             asked_end: 0,
             cleared_end: 0,
+            repeat_at: None,
         }
     }
 
@@ -166,13 +175,18 @@ impl FrameCarrier {
                 break;
             }
             self.turn = rank + 1;
-            questions.extend(self.look_at_rank(rank, QUESTIONS_MAX - questions.len()));
+            questions.extend(self.look_at_rank(rank, QUESTIONS_MAX - questions.len(), now));
         }
         questions
     }
 
     /// Looks at the logs of a rank; returns at most so many questions.
-    fn look_at_rank(&mut self, rank: u32, questions_max: usize) -> Vec<FrameTransfer> {
+    fn look_at_rank(
+        &mut self,
+        rank: u32,
+        questions_max: usize,
+        now: Instant,
+    ) -> Vec<FrameTransfer> {
         let logs = &self.logs;
         let sender = self.senders.entry(rank).or_default();
         let sent_frames = logs.counts(rank).sent_frames;
@@ -190,9 +204,13 @@ impl FrameCarrier {
         }
         sender.is_settled = true;
         let mut questions = Vec::new();
-        for to in targets(logs, rank).into_iter().filter(|to| !logs.is_local(*to)) {
+        let mut targets = logs.targets(rank);
+        targets.retain(|to| !logs.is_local(*to));
+        let turn = sender.turn;
+        targets.sort_by_key(|to| (*to < turn, *to));
+        for to in targets {
             if questions.len() == questions_max {
-                sender.is_settled = false;
+                (sender.is_settled, sender.turn) = (false, to);
                 break;
             }
             let generation = logs.contacts.contact_of(to).map_or(0, |contact| contact.generation);
@@ -213,9 +231,13 @@ impl FrameCarrier {
                 None if log.has_moved || log.verified.is_some() => true,
                 None => continue,
             };
+            if is_missing && log.repeat_at.is_some_and(|at| now < at) {
+                continue;
+            }
             if log.transfer.handle_time(is_missing) == AgentTransferAction::Ask {
                 let digest_from = digest_from(logs, (rank, to), log);
-                let step = FrameTransferStep::Ask { digest_from };
+                log.repeat_at = digest_from.map(|_| now + REPEAT_AFTER);
+                let step = FrameTransferStep::Ask { digest_from, has_ended: false };
                 questions.push(FrameTransfer { from: rank, to, step });
             }
         }
@@ -278,11 +300,18 @@ impl FrameCarrier {
     fn handle(&mut self, message: FrameTransfer) -> Result<Option<FrameTransfer>> {
         let FrameTransfer { from, to, step } = message;
         match step {
-            FrameTransferStep::Ask { digest_from } => {
+            FrameTransferStep::Ask { digest_from, has_ended } => {
                 let mailbox = self.mailboxes.entry(to).or_default();
-                let is_empty = mailbox.full.is_none() && self.logs.is_local(to);
-                Ok(is_empty.then(|| arrived(&self.logs, (from, to), digest_from)))
+                if !self.logs.is_local(to) || !has_ended && mailbox.full.is_some() {
+                    return Ok(None);
+                }
+                let not_yet = || FrameTransfer { from, to, step: FrameTransferStep::NotYet };
+                Ok(match has_come(&self.logs, to) {
+                    true => Some(arrived(&self.logs, (from, to), digest_from)),
+                    false => has_ended.then(not_yet),
+                })
             }
+            FrameTransferStep::NotYet => Ok(None),
             FrameTransferStep::Arrived { position, digest } => {
                 self.handle_arrived((from, to), position, digest)
             }
@@ -297,6 +326,16 @@ impl FrameCarrier {
                 Ok(None)
             }
         }
+    }
+
+    /// What a rank of this node that has moved has sent again is compared up to there.
+    pub fn note_compared(&mut self, (from, to): (u32, u32), position: u64) {
+        let generation = self.logs.contacts.contact_of(to).map_or(0, |contact| contact.generation);
+        let transfers = &mut self.senders.entry(from).or_default().transfers;
+        let new = || CarriedLog::new(Contact::moves(generation), Some(position));
+        let log = transfers.entry(to).or_insert_with(new);
+        let compared = log.verified.map_or(position, |verified| verified.position().max(position));
+        log.verified = Some(VerifiedLog::new(compared));
     }
 
     /// # Errors
@@ -314,15 +353,20 @@ impl FrameCarrier {
         if let Some(verified) = log.verified.as_mut().filter(|_| !is_compared(&self.logs, from, to))
         {
             let part = (verified.position(), position);
-            let arrived = digest.map(|LogDigest { from, digest }| ArrivedDigest { from, digest });
+            let arrived = digest.as_ref().and_then(arrived_digest);
             match verified.verify(position, arrived, || digest_of(&self.logs, (from, to), part)) {
                 Verification::Same => (),
-                Verification::Unknown => return Ok(None),
-                Verification::Other => {
-                    bail!("what rank {from} sends to rank {to} is not what it sent before it moved")
+                Verification::Unknown => {
+                    // One that has ended sends nothing more, so no later answer says anything else.
+                    if has_ended(&self.logs, from) {
+                        refuse_unless_other_part(&self.logs, (from, to), part, digest.as_ref())?;
+                    }
+                    return Ok(None);
                 }
+                Verification::Other => bail!(sends_otherwise(from, to)),
             }
         }
+        log.repeat_at = None;
         log.transfer.note_confirmed(position);
         Ok(self.frames_from(from, to, position))
     }
@@ -416,43 +460,30 @@ fn send(messages: Result<Vec<FrameTransfer>>, parent: &mut ParentAgent) {
 /// What has arrived of a log at a rank of this node, with a digest from some position on.
 fn arrived(logs: &NodeLogs, (from, to): (u32, u32), digest_from: Option<u64>) -> FrameTransfer {
     let position = logs.word(arrived_at(from as usize, to as usize));
-    let digest = digest_from.filter(|began| *began < position).and_then(|began| {
-        let digest = digest_of(logs, (from, to), (began, position))?;
-        Some(LogDigest { from: began, digest })
+    let digest = digest_from.map(|began| {
+        let part = (began < position).then_some((began, position));
+        let digest = part.and_then(|part| digest_of(logs, (from, to), part));
+        LogDigest { from: began, digest }
     });
     FrameTransfer { from, to, step: FrameTransferStep::Arrived { position, digest } }
 }
 
-/// The digest of a part of a log in the file of this node. `None`: the part is not there, or not
-/// kept.
-pub fn digest_of(logs: &NodeLogs, (from, to): (u32, u32), part: (u64, u64)) -> Option<u64> {
-    let pair = (from as usize, to as usize);
-    let start = logs.start(pair)?;
-    let region = logs.files().region(pair);
-    let digest = digest_of_part(&region, start, part);
-    // What was discarded may have been written over before it was read.
-    fence(Ordering::SeqCst);
-    if logs.word(discarded_at(pair.0, pair.1)) > start.position() {
-        return None;
-    }
-    logs.files().note_read(&region);
-    digest
+/// Whether the file of this node says what a rank of this node has: not before a rank that has
+/// moved here has found its logs. Until then its image may have more.
+fn has_come(logs: &NodeLogs, rank: u32) -> bool {
+    let contact = logs.contacts.contact_of(rank);
+    contact.map_or(0, |contact| Contact::moves(contact.generation)) >= logs.moves(rank)
+}
+
+/// Whether a rank sends and reads nothing more, unless its node is lost.
+fn has_ended(logs: &NodeLogs, rank: u32) -> bool {
+    let contact = logs.contacts.contact_of(rank);
+    contact.is_some_and(|contact| Contact::is_of_ended(contact.generation))
 }
 
 /// From where on the receiver's agent is to make a digest; `None`: the agents need not compare.
 fn digest_from(logs: &NodeLogs, (from, to): (u32, u32), log: &CarriedLog) -> Option<u64> {
     log.verified.filter(|_| !is_compared(logs, from, to)).map(VerifiedLog::position)
-}
-
-/// Whether a rank has not moved, or has compared what it has sent again to another rank.
-pub fn is_compared(logs: &NodeLogs, from: u32, to: u32) -> bool {
-    // It notes the segment once it has.
-    !logs.has_moved(from) || logs.word(confirmed_at(from as usize, to as usize) + 16) != 0
-}
-
-/// The ranks to which a rank has sent something.
-fn targets(logs: &NodeLogs, rank: u32) -> Vec<u32> {
-    logs.files().process_set(control_at(rank as usize) + TARGETS_AT as u64)
 }
 
 /// The frames of a log behind what has arrived ([`AgentTransfer::arrived`]). `None`: its sender

@@ -331,11 +331,8 @@ impl Agent {
                 self.parent.send(&message);
                 self.relay.report_recoverable_again(rank, number, &mut self.parent);
             }
-            Message::Alive { group: 0, rank, incarnation, is_live, .. } => {
+            Message::Alive { group: 0, rank, incarnation, .. } => {
                 self.failover.replicas.handle_incarnation(rank, incarnation, Instant::now());
-                if is_live {
-                    self.failover.replicas.handle_live(rank);
-                }
                 self.parent.send(&message);
             }
             Message::Again { ref ranks } => {

@@ -24,8 +24,9 @@
 //! | `state_transfer` | how they get it |
 //! | `image_logs` | what images hold of message logs |
 //! | `node_logs`, `node_cut` | message logs of the ranks of this node |
+//! | `log_comparison` | whether a moved rank sends the same again |
 //! | `frame_carrier` | frames of logs that the agents carry to other nodes |
-//! | `ended_peers` | what a moved rank has sent again to ranks that have ended |
+//! | `end_comparison` | what a moved rank has sent again, before its end is reported |
 //! | `carried_logs` | what agents do for logs between nodes: carry and compare |
 //! | `statistics_page`, `contact` | what a rank tells of its paths, and whether it uses us |
 //! | `prepare`, `image_service` | programs of ranks; where checkpoint images lie |
@@ -54,7 +55,7 @@ mod contact;
 mod course;
 mod durable_effects;
 mod end;
-mod ended_peers;
+mod end_comparison;
 mod exits;
 mod forwarded_input;
 mod frame_carrier;
@@ -62,6 +63,7 @@ mod held_files;
 mod image_logs;
 mod image_service;
 mod input;
+mod log_comparison;
 mod log_file;
 mod log_region;
 mod log_report;

@@ -246,11 +246,13 @@ impl FailoverRound<'_> {
     /// Message logs of ranks that had ended are lost, in this cluster or in another one.
     pub fn handle_lost_logs(&mut self, ranks: &[u32]) {
         self.failover.lost_logs.extend(ranks);
-        if !self.failover.transfers.is_empty() || self.failover.replicas.is_any_replaying() {
+        // One that is live may need frames that had not come before it moved, or a comparison.
+        let is_needed = !self.failover.transfers.is_empty() || self.failover.replicas.has_moved();
+        if is_needed {
             let ranks = comma_separated(ranks);
             self.parent.fail(format!(
-                "ranks that begin again on another node may need what ranks had sent that have \
-                 ended on a lost node: {ranks}"
+                "ranks that have moved to another node may need what ranks had sent, or got, that \
+                 have ended on a lost node: {ranks}"
             ));
         }
     }
@@ -496,7 +498,7 @@ impl NodeFailover {
             let config = images.spare_config.clone().filter(|_| recording.is_some());
             let turn = (turn as u32, count);
             if let Some(logs) = supervisor.node_logs() {
-                logs.add_moved(one.rank)?;
+                logs.add_moved(one.rank, one.moves)?;
             }
             supervisor.note_recorded(one.rank, recording.as_ref());
             let shared = supervisor.shared_memory();

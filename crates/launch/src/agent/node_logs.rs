@@ -34,12 +34,11 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 
 use anyhow::{Context, Result, bail};
-use landbridge_proto::log::contact::Contact;
 use landbridge_proto::log::counts::LogCounts;
 use landbridge_proto::log::layout::{
     COUNTS_AT, CUT_AT, CUT_IS_OVER, DISK_MAX_AT, FILE_BYTES, HUGE_PAGES_AT, IN_UNIT, IS_LOCAL,
     LOCAL_AT, LOGGED_PROCESSES_MAX, MEMORY_MAX_AT, NO_IMAGES_AT, NOTHING_WAITS, REPORT_BYTES,
-    REPORT_WORDS, STABLE_AT, control_at, discarded_at, report_at,
+    REPORT_WORDS, STABLE_AT, TARGETS_AT, control_at, discarded_at, report_at,
 };
 use landbridge_proto::log::release::{LogPositions, LogReleases};
 use landbridge_proto::log::unit::UnitCursors;
@@ -172,14 +171,15 @@ impl NodeLogs {
         self.local.borrow().contains(&process)
     }
 
-    /// Processes of other nodes that have left MPI, for good or until their node is lost.
-    pub fn ended_elsewhere(&self) -> impl Iterator<Item = u32> {
-        let has_ended = |process: &u32| {
-            let contact = self.contacts.contact_of(*process);
-            contact.is_some_and(|contact| Contact::is_of_ended(contact.generation))
-        };
+    /// The ranks to which a rank of this node has sent something.
+    pub fn targets(&self, rank: u32) -> Vec<u32> {
+        self.files.process_set(control_at(rank as usize) + TARGETS_AT as u64)
+    }
+
+    /// Processes of other nodes that have, or had, a transport.
+    pub fn known_elsewhere(&self) -> impl Iterator<Item = u32> {
         let others = (0..LOGGED_PROCESSES_MAX as u32).filter(|process| !self.is_local(*process));
-        others.filter(has_ended)
+        others.filter(|process| self.contacts.contact_of(*process).is_some())
     }
 
     /// Whether a log of this node is kept from `position` on.
@@ -278,7 +278,7 @@ fn memory_share(settings: &[(String, String)], ranks: u32, limit: Option<u64>) -
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use landbridge_proto::log::layout::{
         DELIVERIES_DISCARDED_AT, DELIVERIES_END_AT, DELIVERIES_RELEASED_AT, deliveries_at,
         release_at,
@@ -300,7 +300,7 @@ mod tests {
         assert_eq!(memory_share(&[], 4, None), None);
     }
 
-    pub(super) fn logs(local: Range<u32>) -> NodeLogs {
+    pub(in crate::agent) fn logs(local: Range<u32>) -> NodeLogs {
         let logs = NodeLogs::of("test", None).unwrap();
         logs.add(local).unwrap();
         logs

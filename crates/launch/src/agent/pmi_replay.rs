@@ -153,10 +153,7 @@ impl PmiReplay {
                 exchanges: from.exchanges.clone(),
                 asked: 0,
             },
-            output: PrintedOutput {
-                streams: from.outputs.clone().map(OutputReplay::adopted),
-                ..PrintedOutput::default()
-            },
+            output: PrintedOutput::adopted(from),
             restarts: from.restarts,
             moves: from.moves,
             is_replaying: true,
@@ -222,6 +219,11 @@ impl PmiReplay {
         if has_words && is_last && !error.is_behind() {
             error.set_last_words(from);
         }
+    }
+
+    /// Byte of standard error from which on it may hold last words of an ended process.
+    pub fn last_words(&self) -> Option<u64> {
+        self.output.streams[1].last_words()
     }
 
     /// How long the replay has made no progress, if that is too long. A rank that computes or waits
@@ -464,6 +466,14 @@ impl PmiReplay {
             "does not repeat in incarnation {} what was printed before: on {name} {divergence}",
             self.restarts
         )
+    }
+}
+
+impl PrintedOutput {
+    fn adopted(from: &TransferredRank) -> PrintedOutput {
+        let mut streams = from.outputs.clone().map(OutputReplay::adopted);
+        from.last_words.into_iter().for_each(|at| streams[1].set_last_words(at));
+        PrintedOutput { streams, ..PrintedOutput::default() }
     }
 }
 

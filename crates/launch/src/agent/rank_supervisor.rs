@@ -518,9 +518,13 @@ impl RankSupervisor {
         match restart::decide(incarnations, limits) {
             Decision::Restart => {
                 if let (true, Some(incarnation)) = (is_replicated, incarnations.last()) {
-                    let update =
-                        RankUpdate::IncarnationEnded { rank: rank.rank, incarnation: *incarnation };
-                    parent.update_rank(update);
+                    let (rank, incarnation) = (rank.rank, *incarnation);
+                    let last_words = replay.last_words();
+                    parent.update_rank(RankUpdate::IncarnationEnded {
+                        rank,
+                        incarnation,
+                        last_words,
+                    });
                 }
                 true
             }

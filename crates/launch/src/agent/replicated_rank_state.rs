@@ -66,8 +66,6 @@ struct ReplicatedRankState {
     ending: Option<Ending>,
     /// How it had ended before it was executed again.
     ended_before: Option<Ending>,
-    /// The rank has moved to another node, and does not live there yet.
-    is_replaying: bool,
 }
 
 impl ReplicatedRankStates {
@@ -85,11 +83,15 @@ impl ReplicatedRankStates {
                 }
             }
             RankUpdate::Checkpoints { rank, images } => self.entry(rank).state.images = images,
-            RankUpdate::IncarnationEnded { rank, incarnation } => {
-                self.entry(rank).state.incarnations.push(incarnation)
+            RankUpdate::IncarnationEnded { rank, incarnation, last_words } => {
+                let state = &mut self.entry(rank).state;
+                state.incarnations.push(incarnation);
+                state.last_words = last_words;
             }
             RankUpdate::LastWords { rank, from } => {
-                self.entry(rank).state.outputs[1].cut(from);
+                let state = &mut self.entry(rank).state;
+                state.outputs[1].cut(from);
+                state.last_words = None;
             }
             // The agent handles this message itself.
             RankUpdate::Unstartable { .. } => {}
@@ -208,14 +210,9 @@ impl ReplicatedRankStates {
         ranks.iter().copied().filter(|rank| self.has_ended(*rank)).collect()
     }
 
-    /// Notes that the rank has repeated all that it did before.
-    pub fn handle_live(&mut self, rank: u32) {
-        self.entry(rank).is_replaying = false;
-    }
-
-    /// Whether a rank that has moved to another node still repeats what it did before.
-    pub fn is_any_replaying(&self) -> bool {
-        self.ranks.values().any(|replica| replica.is_replaying && replica.ending.is_none())
+    /// Whether a rank has moved to another node and has not ended there.
+    pub fn has_moved(&self) -> bool {
+        self.ranks.values().any(|replica| replica.state.moves > 0 && replica.ending.is_none())
     }
 
     /// Lowest incarnation number that the rank's next node uses; earlier nodes of the rank use
@@ -249,7 +246,6 @@ impl ReplicatedRankStates {
             }
             let replica = self.entry(rank);
             replica.begin_again();
-            replica.is_replaying = true;
             let [first, present] = *replica.began.get_or_insert([now; 2]);
             let state = &mut replica.state;
             state.incarnations.push(lost_with_its_node(state, [first, present], now));
@@ -384,20 +380,35 @@ mod tests {
             let all = replicas.transfer(4..6, 0, with_ended, Instant::now());
             all.iter().map(|one| one.rank).collect::<Vec<_>>()
         };
-        assert!(!replicas.is_any_replaying());
+        assert!(!replicas.has_moved());
         assert_eq!(transfer(false, &mut replicas), [4]);
         assert_eq!(replicas.living(4..6), [4]);
-        replicas.handle_live(4);
-        assert!(!replicas.is_any_replaying());
         assert_eq!(transfer(true, &mut replicas), [4, 5]);
         assert_eq!(replicas.living(4..6), [4, 5]);
-        replicas.handle_live(4);
-        assert!(replicas.is_any_replaying());
         assert!(!replicas.handle_end(5, Ending::Exited(3)), "as before");
-        assert!(!replicas.is_any_replaying() && replicas.living(4..6) == [4]);
+        assert!(replicas.has_moved() && replicas.living(4..6) == [4]);
+        replicas.handle_end(4, Ending::Exited(0));
+        assert!(!replicas.has_moved(), "none that is left may need anything");
+        replicas.handle_again(&[4]);
         replicas.handle_again(&[5]);
         assert_eq!(replicas.living(4..6), [4, 5]);
         assert!(replicas.handle_end(5, Ending::Exited(0)), "its first end counts");
+    }
+
+    #[test]
+    fn a_transferred_rank_keeps_where_last_words_begin() {
+        let now = Instant::now();
+        let incarnation = lost_with_its_node(&TransferredRank::default(), [now; 2], now);
+        let mut replicas = ReplicatedRankStates::default();
+        replicas.handle_print(4, Stream::Stderr, b"one\nTraceback\n");
+        let last_words = Some(4);
+        replicas.handle_update(RankUpdate::IncarnationEnded { rank: 4, incarnation, last_words });
+        let moved = replicas.transfer(4..5, 0, false, now).remove(0);
+        assert_eq!(moved.last_words, last_words);
+        // The next process has said something else in their place.
+        replicas.handle_update(RankUpdate::LastWords { rank: 4, from: 4 });
+        let moved = replicas.transfer(4..5, 0, false, now).remove(0);
+        assert_eq!((moved.last_words, moved.outputs[1].end().bytes), (None, 4));
     }
 
     #[test]

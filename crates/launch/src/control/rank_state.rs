@@ -30,8 +30,9 @@ pub enum RankUpdate {
     /// The bytes of the rank's standard error from position `from` on were last words of an ended
     /// incarnation and do not count.
     LastWords { rank: u32, from: u64 },
-    /// A process of the rank has ended, and another incarnation follows.
-    IncarnationEnded { rank: u32, incarnation: IncarnationRecord },
+    /// A process of the rank has ended, and another incarnation follows. `last_words`: byte of the
+    /// rank's standard error from which on the next incarnation need not repeat it.
+    IncarnationEnded { rank: u32, incarnation: IncarnationRecord, last_words: Option<u64> },
 }
 
 /// Where another node finds a checkpoint image of a rank.
@@ -136,6 +137,10 @@ pub struct TransferredRank {
     pub moves: u32,
     /// What the rank has printed on standard output and standard error.
     pub outputs: [OutputLog; 2],
+    /// Byte of standard error from which on it may hold last words of an ended process, which the
+    /// next one need not repeat.
+    #[serde(default)]
+    pub last_words: Option<u64>,
     pub exchanges: Vec<Exchange>,
     /// Images of the rank that other nodes can get, oldest first.
     #[serde(default)]

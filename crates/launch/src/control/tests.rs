@@ -147,12 +147,13 @@ fn messages_about_logs() -> Vec<Message> {
         Message::Again { ranks: vec![3, 8] },
         Message::LogsLost { ranks: vec![3, 8] },
         Message::LogContact { rank: 3, contact: vec![1, 255] },
-        frame_transfer(FrameTransferStep::Ask { digest_from: None }),
-        frame_transfer(FrameTransferStep::Ask { digest_from: Some(64) }),
+        frame_transfer(FrameTransferStep::Ask { digest_from: None, has_ended: false }),
+        frame_transfer(FrameTransferStep::Ask { digest_from: Some(64), has_ended: true }),
+        frame_transfer(FrameTransferStep::NotYet),
         frame_transfer(FrameTransferStep::Arrived { position: u64::MAX, digest: None }),
         frame_transfer(FrameTransferStep::Arrived {
             position: 640,
-            digest: Some(LogDigest { from: 64, digest: 1 }),
+            digest: Some(LogDigest { from: 64, digest: Some(1) }),
         }),
         frame_transfer(FrameTransferStep::Frames {
             moves: 1,
@@ -173,6 +174,7 @@ fn messages_about_ranks() -> Vec<Message> {
         Message::RankUpdate(Box::new(RankUpdate::IncarnationEnded {
             rank: 4,
             incarnation: adoption().ranks[0].incarnations[0],
+            last_words: Some(12),
         })),
         Message::RankUpdate(Box::new(RankUpdate::PmiReply {
             rank: 4,
@@ -298,6 +300,7 @@ fn adoption() -> Adoption {
         restarts,
         moves,
         outputs,
+        last_words: Some(4),
         exchanges,
         incarnations,
         age,

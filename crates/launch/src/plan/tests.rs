@@ -175,8 +175,12 @@ fn spare_hosts_have_an_agent_and_no_ranks() {
     let plan = make(&topology, &two);
     assert!(plan.as_ref().is_ok_and(Plan::has_spares));
     assert_eq!(plan.map(|plan| (plan.size, spares(&plan))), Ok((2, vec!["b1".to_string()])));
+    // Of a cluster with a spare host no other one is kept free, unless the user says how many.
+    let any = Wishes { moves_ranks: true, ..recovers.clone() };
+    let plan = make(&topology, &any).unwrap();
+    assert_eq!((plan.size, spares(&plan)), (4, vec!["a0".to_string(), "b1".to_string()]));
     let many = Wishes { spares: 9, ..recovers };
-    assert_eq!(make(&topology, &many), Err(PlanError::OnlySpares { spares: 9 }));
+    assert_eq!(make(&topology, &many), Err(PlanError::OnlySpares { option: "--spares 9".into() }));
     // Without recovery no node is replaced, so no host is kept free.
     let plan = make(&topology, &Wishes::default()).unwrap();
     assert_eq!((plan.size, spares(&plan), plan.has_spares()), (6, vec![], false));

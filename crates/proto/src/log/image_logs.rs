@@ -233,6 +233,8 @@ impl ImageLogs {
             let PairPositions { sent, received } = from(peer);
             // What has arrived and was not received yet may have been released at its sender's.
             let sent = sent.min(own.received);
+            // From what is confirmed on, what was sent again is compared.
+            let received = received.min(own.sent);
             for (pair, start) in [((process, peer), received), ((peer, process), sent)] {
                 let Some(cursor) = logs.start(pair) else { continue };
                 let start = start.max(cursor.position());

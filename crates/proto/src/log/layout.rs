@@ -115,8 +115,8 @@ pub const LOCAL_AT: usize = 256;
 pub const IS_LOCAL: u64 = 1;
 /// See [`LOCAL_AT`]. The process is of the node's recovery unit ([`super::unit`]).
 pub const IN_UNIT: u64 = 2;
-/// Control word, written before the process starts: the process has moved to this node (1), whose
-/// file has of its logs what images hold, or not (0).
+/// Control word, written before the process starts: how often the process has moved to another
+/// node. Beyond 0, the file of this node has of its logs what images hold.
 pub const MOVED_AT: usize = LOCAL_AT + 8;
 /// Control words: a bit for each process that has a log to this one in the file. A bit is set
 /// before the log is written.

@@ -221,9 +221,13 @@ impl LogTransfer {
         Contact::moves(self.generation) == 0 || self.other_began.is_some()
     }
 
-    /// Whether the other process has more of this process's log than was produced again.
-    pub fn awaits_log(&self) -> bool {
-        matches!(self.state, TransferState::AwaitLog(..))
+    /// Up to where the other process has this process's log, if it had more than was produced again
+    /// when it said so.
+    pub fn awaited(&self) -> Option<u64> {
+        match self.state {
+            TransferState::AwaitLog(position, _) => Some(position),
+            _ => None,
+        }
     }
 
     /// Handles a contact of the other process.

@@ -162,7 +162,7 @@ impl LogTransport {
     }
 
     fn send_to(&mut self, place: usize, logs: &mut NodeLogs) -> io::Result<()> {
-        if self.remotes[place].transfer.awaits_log() {
+        if self.remotes[place].transfer.awaited().is_some() {
             self.handle_growth(place, logs)?;
         }
         let remote = &mut self.remotes[place];
@@ -578,12 +578,15 @@ impl LogTransport {
         }
         let mut is_delivered = logs.remote_count() == self.remotes.len();
         for remote in &mut self.remotes {
-            let has_all = remote.transfer.confirmed() >= logs.sent_end(remote.process)?;
-            if has_all || remote.transfer.has_ended() {
+            let sent = logs.sent_end(remote.process)?;
+            if remote.transfer.has_ended() {
                 continue;
             }
-            if remote.transfer.awaits_log() {
+            if remote.transfer.awaited().is_some_and(|position| position > sent) {
                 return Err(sends_otherwise(remote.process));
+            }
+            if remote.transfer.confirmed() >= sent {
+                continue;
             }
             is_delivered = false;
             if is_time && remote.transfer.is_flowing() {

@@ -68,7 +68,9 @@ impl Moved<'_> {
     fn remote(&self, remote: &mut [(usize, ClosedRemote)], writers: &[(usize, SegmentChain)]) {
         for (process, closed) in remote {
             let sent = writers.iter().find(|(to, _)| to == process).map(|(_, chain)| chain);
-            closed.began = Some(sent.map_or(0, |chain| chain.cursor().position()));
+            let at = sent.map_or(0, |chain| chain.cursor().position());
+            // What was not compared before the image was taken is compared now.
+            closed.began = Some(closed.began.map_or(at, |before| before.min(at)));
             closed.confirmed = LogCursor::beginning(self.begins(self.own, *process));
             let arrived = LogCursor::beginning(self.begins(*process, self.own));
             closed.arrivals = SegmentChain::beginning(REGION_BYTES, arrived);

@@ -41,8 +41,15 @@ pub struct MoveState {
     deferred: VecDeque<DeferredRelease>,
     /// By rank of this node: the numbers of the images that other nodes know.
     announced: BTreeMap<u32, (u64, Option<u64>)>,
-    /// By rank: the number of the image with which it has begun here.
-    from_elsewhere: BTreeMap<u32, u64>,
+    /// By rank: the image with which it has begun here.
+    from_elsewhere: BTreeMap<u32, ImageFromElsewhere>,
+}
+
+/// An image that was taken on another node.
+struct ImageFromElsewhere {
+    number: u64,
+    /// By receiver: up to where the rank had sent its log.
+    sent: BTreeMap<u32, u64>,
 }
 
 /// Beyond so many deferred releases, the newest ones wait together.
@@ -167,7 +174,10 @@ impl NodeLogs {
     /// other places, and nothing of it is released as long as the image may be needed.
     pub(super) fn is_from_elsewhere(&self, rank: u32, number: u64) -> bool {
         let moves = self.for_moves.as_ref();
-        moves.is_some_and(|moves| moves.borrow().from_elsewhere.get(&rank) == Some(&number))
+        let number_of = |moves: &RefCell<MoveState>| {
+            moves.borrow().from_elsewhere.get(&rank).map(|image| image.number)
+        };
+        moves.and_then(number_of) == Some(number)
     }
 
     /// What other nodes are to know of the images of a rank of this node; `numbers`: of the newest
@@ -210,33 +220,33 @@ impl NodeLogs {
         self.release_logs(released)
     }
 
-    /// Adds a rank of this node that was on another one before, before it starts.
-    pub fn add_moved(&self, rank: u32) -> Result<()> {
+    /// Adds a rank of this node that has moved so often, before it starts.
+    pub fn add_moved(&self, rank: u32, moves: u32) -> Result<()> {
         self.add(rank..rank + 1)?;
-        pwrite(
-            &self.files.memory,
-            &1_u64.to_ne_bytes(),
-            control_at(rank as usize) + MOVED_AT as u64,
-        )?;
+        let moves = u64::from(moves).to_ne_bytes();
+        pwrite(&self.files.memory, &moves, control_at(rank as usize) + MOVED_AT as u64)?;
         Ok(())
+    }
+
+    /// How often a rank of this node has moved to another one.
+    pub fn moves(&self, rank: u32) -> u32 {
+        self.word(control_at(rank as usize) + MOVED_AT as u64) as u32
     }
 
     /// Whether a rank of this node was on another one before.
     pub fn has_moved(&self, rank: u32) -> bool {
-        self.word(control_at(rank as usize) + MOVED_AT as u64) != 0
+        self.moves(rank) > 0
     }
 
     /// Up to where a rank that has moved had sent its log to another one in the image with which it
     /// has begun here.
     pub fn sent_before(&self, rank: u32, to: u32) -> u64 {
-        let moves = self.for_moves.as_ref();
-        let number = moves.and_then(|moves| moves.borrow().from_elsewhere.get(&rank).copied());
-        let state = self.state.borrow();
-        let image = number.and_then(|number| state.images.get(&(rank, number)));
-        let pair = image.and_then(|(positions, _)| positions.pairs.get(&(to as usize)).copied());
-        // Without the image: all that is kept.
+        let of_image = |moves: &RefCell<MoveState>| {
+            moves.borrow().from_elsewhere.get(&rank)?.sent.get(&to).copied()
+        };
+        // Without an image: all that is kept.
         let begins = || self.word(begins_at(rank as usize, to as usize));
-        pair.map_or_else(begins, |pair| pair.sent)
+        self.for_moves.as_ref().and_then(of_image).unwrap_or_else(begins)
     }
 
     /// A place of a log of this node up to which it is released.
@@ -272,7 +282,8 @@ impl NodeLogs {
             let covered = (positions.clone(), LogCounts::default());
             self.state.borrow_mut().images.insert((*rank, number), covered);
             moves.newest.insert(*rank, (number, positions.clone()));
-            moves.from_elsewhere.insert(*rank, number);
+            let sent = positions.pairs.iter().map(|(to, pair)| (*to as u32, pair.sent)).collect();
+            moves.from_elsewhere.insert(*rank, ImageFromElsewhere { number, sent });
         }
         for (rank, _) in &moved.ranks {
             // What is known of it was about the file of the lost node.

@@ -1,6 +1,7 @@
 //! Tests of the replay of PMI requests and output.
 
 use super::*;
+use crate::output_log::OutputLog;
 
 const INIT: &str = "cmd=init pmi_version=1 pmi_subversion=1\n";
 
@@ -218,6 +219,16 @@ fn what_an_error_says_last_need_not_come_again() {
         || vec![PrintOutcome::ReplacesLastWords { new: b"two\n".to_vec(), from: 4, gone: 10 }];
     assert_eq!(say(Ending::Exited(1), 5), other());
     assert_eq!(say(Ending::Killed(libc::SIGSEGV), 5), other());
+    // A rank that has moved to another node need not say it again either.
+    let mut printed = OutputLog::default();
+    printed.append(b"one\nTraceback\n");
+    let moved = TransferredRank {
+        outputs: [OutputLog::default(), printed],
+        last_words: Some(4),
+        ..TransferredRank::default()
+    };
+    let mut replay = PmiReplay::adopted(&moved, polls(5, 0), Instant::now());
+    assert_eq!(replay.print(Stream::Stderr, b"one\ntwo\n", polls(6, 5)), other());
     // The process has polled after the text, or was killed without time for last words.
     for (ending, after) in [(Ending::Exited(1), 6), (Ending::Killed(libc::SIGKILL), 5)] {
         diverged(&say(ending, after));

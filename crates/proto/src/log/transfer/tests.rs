@@ -110,7 +110,7 @@ fn who_has_moved_compares_what_the_other_side_has() {
         let said = (position, digest);
         let waits = transfer.handle(&header(TransferKind::Resume, 1), said, 32).unwrap();
         if position > 32 {
-            assert!(transfer.awaits_log() && waits == TransferAction::Nothing);
+            assert_eq!((transfer.awaited(), waits), (Some(64), TransferAction::Nothing));
             assert_eq!(transfer.handle_growth(63), Ok(TransferAction::Nothing));
             assert_eq!(transfer.handle_growth(64), Ok(action));
         } else {
