@@ -3,8 +3,9 @@
 
 Ranks restart from the start of the program and from checkpoints, in one cluster and in two, and
 while the network between clusters loses, corrupts and reorders packets and is cut. Victims and
-moments are a function of `--seed`. `--all`: each kind of kills separately, each pattern of the
-benchmark separately, more kinds of networks. Each benchmark of IMB-MPI1 and IMB-RMA has one kill,
+moments are a function of `--seed`. A storm has all kinds of kills. `--all`: each pattern of the
+benchmark separately, more kinds of networks, and each kind of kills separately in each place, with
+one program that differs from place to place. Each benchmark of IMB-MPI1 and IMB-RMA has one kill,
 after a row of its table. `--list` names the cases. Checkpoints need CRIU,
 networks a lab; without them the cases are skipped with a message.
 """
@@ -46,6 +47,9 @@ ALL_PATTERNS = {
 # With a row for each number of processes, or for each mode, and none for a length.
 LENGTHLESS = ("Barrier", "Compare_and_swap", "Fetch_and_op")
 ONE_KILL, REPEATS_ONE_KILL = "one kill", 2000
+STORM = "a storm"
+# Programs with `--all`.
+PROGRAMS = 2 + len(PATTERNS)
 # Benchmarks of which a repetition takes a small part of the time of others.
 QUICK, TIMES_QUICK = ("Ping", "Unidir", "Bidir", "Reduce_local", "Put_", "Get_local", "Get_all_local", "Compare", "Fetch", "Barrier"), 8
 # Largest number of seconds of a run with kills. A checkpoint every second is a heavy load: beside two
@@ -122,17 +126,15 @@ def main() -> int:
 
 
 def every_case(options) -> list[Case]:
-    kinds = list(KINDS) if options.all else ["a storm"]
     # With logs of relays for all, the cases that have them anyhow would be the same jobs again.
     by_relays = "recover_log=relay" in common.SETTINGS
     places, lines = (UNITS, MORE_LINES) if by_relays else (PLACES | RELAYS | UNITS, LINES)
     cases = []
     for has_images in (False, True):
-        for clusters, words in places.items():
-            for program in programs(options, 1 if by_relays else FASTER.get(clusters, 1)):
-                # What can happen to one rank is the same on one node.
-                for kind in kinds if clusters in ("one cluster", "two clusters", "logs of relays") else ["a storm"]:
-                    start = "from images" if has_images else "from the start"
+        start = "from images" if has_images else "from the start"
+        for place, (clusters, words) in enumerate(places.items()):
+            for number, program in enumerate(programs(options, 1 if by_relays else FASTER.get(clusters, 1))):
+                for kind in kinds_of(options, number, place + 3 * has_images, clusters):
                     cases.append(Case(f"{program.name}, {clusters}, {start}, {kind}", program, kind, words, has_images))
     cases += [
         Case(f"{binary} {pattern}, {ONE_KILL}", benchmark(options, [pattern], repeats_of(pattern), binary, 2), ONE_KILL, [], False)
@@ -148,8 +150,18 @@ def every_case(options) -> list[Case]:
                 if options.all or (number, place, has_images) in ((0, 1, True), (1, 0, False)):
                     start = "from images" if has_images else "from the start"
                     name = f"{program.name}, a bad network{line}, {start}"
-                    cases.append(Case(name, program, "a storm", words, has_images, line))
+                    cases.append(Case(name, program, STORM, words, has_images, line))
     return cases
+
+
+def kinds_of(options, program: int, turn: int, clusters: str) -> list[str]:
+    """The kinds of kills that a program meets in a place: a storm, and with `--all` one kind alone,
+    which is another one in each turn."""
+    alone = [kind for kind in KINDS if kind != STORM]
+    # What can happen to one rank is the same on one node.
+    if not options.all or clusters not in ("one cluster", "two clusters", "logs of relays"):
+        return [STORM]
+    return [kind for number, kind in enumerate(alone) if (number + turn) % PROGRAMS == program] + [STORM]
 
 
 def repeats_of(pattern: str) -> int:
@@ -299,7 +311,7 @@ def after_a_row(chance):
     return [(is_due, chance.randrange(RANKS))]
 
 
-KINDS = {"one by one": one_by_one, "several at once": several, "again while they come back": again, "a storm": storm}
+KINDS = {"one by one": one_by_one, "several at once": several, "again while they come back": again, STORM: storm}
 
 
 def check(checks, options, case: Case, undisturbed) -> None:
