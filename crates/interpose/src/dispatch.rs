@@ -5,7 +5,7 @@
 //! one byte, which lets the calls of a thread through while it is 0. `trap` has the handler of the
 //! signals. What may never happen: a call of CRIU or of the provider is dispatched.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::c_void;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::Relaxed};
 
@@ -163,13 +163,6 @@ pub fn suspend_dispatch() {
 /// always let through.
 pub fn selector() -> *mut u8 {
     if record_head::is_owner() { SELECTOR.as_ptr() } else { null_mut() }
-}
-
-/// Replaces the C library's `sched_yield` and bypasses dispatch. A waiting MPI library calls
-/// `sched_yield` for each message, and the call has no effect worth recording.
-pub extern "C" fn sched_yield() -> c_int {
-    // SAFETY: a call without arguments.
-    unsafe { raw(libc::SYS_sched_yield, [0; 6]) as c_int }
 }
 
 /// Makes a system call that is not dispatched.

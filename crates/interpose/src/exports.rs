@@ -9,7 +9,7 @@ use landbridge_proto::nondeterminism::Polls;
 
 use crate::{
     aio, child_programs, connections, dispatch, libc_wrappers, new_processes, program_random,
-    record_head, recording, side_channels, spawn_actions, temporary, watched,
+    record_head, recording, side_channels, spawn_actions, temporary, watched, yield_call,
 };
 
 /// Defines functions by `name => body, register`, where `register` is that of the argument after
@@ -247,7 +247,7 @@ interpose! {
     aio_fsync64 => aio::aio_fsync;
     lio_listio => aio::lio_listio;
     lio_listio64 => aio::lio_listio;
-    sched_yield => dispatch::sched_yield;
+    sched_yield => yield_call::sched_yield;
     posix_spawn => child_programs::posix_spawn;
     posix_spawnp => child_programs::posix_spawnp;
     posix_spawn_file_actions_addopen => spawn_actions::add_open;

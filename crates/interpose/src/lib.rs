@@ -43,6 +43,7 @@
 //! | `file_metadata` | what the kernel says of a file |
 //! | `file_size_limit` | RLIMIT_FSIZE in a replay |
 //! | `record_lock` | exclusive access to the record, for one call |
+//! | `yield_call` | the call by which a waiting library lets others run |
 //! | `changed_files`, `changed_names`, `mapped_files` | what the job has changed or mapped |
 //! | `io_vectors` | buffers of a read or write |
 //! | `file_content` | what parts of files hold |
@@ -158,3 +159,4 @@ mod waits;
 mod watched;
 mod working_directory;
 mod written_bytes;
+mod yield_call;

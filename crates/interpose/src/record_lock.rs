@@ -103,6 +103,11 @@ pub fn exclude() -> bool {
     may
 }
 
+/// Whether recorded calls are excluded ([`exclude`]).
+pub fn is_excluded() -> bool {
+    BUSY.load(Relaxed) == QUIESCED
+}
+
 /// Ends what [`exclude`] has begun.
 pub fn readmit() {
     BUSY.store(FREE, Relaxed);

@@ -242,6 +242,10 @@ impl Engine {
         let events = self.poll_recorded();
         let now = self.poll_state.clock.now();
         self.poll_state.last_poll = now;
+        if self.connections.data.recording.as_ref().is_some_and(Recording::is_replaying) {
+            // The polls that deliver something have waited for it; the others found nothing before.
+            return Advice::GoOn;
+        }
         // Logs of the node need no relay: what is awaited is there as soon as its sender has run.
         let waits_for_relay = !self.connections.data.identity.has_node_logs();
         let around = self.poll_state.poll_context(waits_for_relay);
@@ -254,10 +258,7 @@ impl Engine {
             }
             policy.note_nothing(now, around)
         });
-        match self.connections.data.recording.as_ref().is_some_and(Recording::is_replaying) {
-            true => Advice::GoOn,
-            false => advice.unwrap_or(Advice::GoOn),
-        }
+        advice.unwrap_or(Advice::GoOn)
     }
 
     /// Looks for a few microseconds more before the poll returns without result, in a tight loop of
