@@ -6,7 +6,7 @@
 //! at a later poll, which waits for it. Without that, a replay takes as long as the waiting took.
 //!
 //! What may never happen: the call leaves other bytes on the stack in a replay than before.
-//! Programs send bytes from there in fields that they have never set.
+//! Programs send such bytes in fields that they have never set.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};

@@ -16,7 +16,6 @@
 //! | `param` | settings of this process |
 //! | `host` | the libfabric that has loaded the provider; its log |
 //! | `interposer` | calls into the interposer |
-//! | `threads` | which threads of a recorded process call MPI |
 //! | `stack` | the stack of an engine of a recorded process |
 //! | `statistics_page` | the statistics page of this process |
 //! | `resolve` | node and service strings, socket addresses |
@@ -31,6 +30,7 @@
 //! | `tick_clock` | a clock for the polls of a waiting loop |
 //! | `cpu_placement` | on which processor a waiting thread runs |
 //! | `poll_policy` | what a thread does after polls without result |
+//! | `threads` | which threads of a recorded process call MPI |
 //! | `engine` | the engine of one endpoint |
 //! | `parking` | an engine behind its lock, and how a thread sleeps in it |
 //! | `engine_set` | the engines that a read of a queue or counter drives |

@@ -39,6 +39,7 @@ impl SharedEngine {
     /// # Errors
     /// Those of [`Engine::open`].
     pub fn open(setup: Setup) -> Result<Arc<Self>, Errno> {
+        threads::make_thread_local_memory();
         let mut place = Arc::<Self>::new_uninit();
         let mut stack = Stack::new();
         // The address stays the same when the engine becomes the stack's owner.

@@ -12,6 +12,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
+use crate::poll_policy::PollPolicy;
 use crate::{interposer, log};
 
 /// What a call reveals about the threads of this process.
@@ -51,6 +52,7 @@ impl Callers {
         thread: usize,
         is_recorded: impl FnOnce() -> bool,
     ) -> Option<ThreadingProblem> {
+        make_thread_local_memory();
         if self.first.compare_exchange(0, thread, Relaxed, Relaxed).is_ok() {
             return (!is_recorded()).then_some(ThreadingProblem::OtherThread);
         }
@@ -65,6 +67,13 @@ impl Callers {
             false => "",
         }
     }
+}
+
+/// Makes the thread-local memory of the provider. The dynamic linker takes this memory from the
+/// program's heap at a thread's first use, which must be the same call in a replay as before: a
+/// program sends what a freed block of its heap holds, in fields that it has never set.
+pub fn make_thread_local_memory() {
+    PollPolicy::of_this_thread(|_| ());
 }
 
 /// Records a call of this thread, in a process that is recorded.
