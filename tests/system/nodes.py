@@ -223,6 +223,16 @@ def spare_node(checks, options, ring) -> None:
         starts = output.count(": restarted")
         measured = f"exit code {code}, {'the same' if is_same else 'other'} output, {moves} moves, {starts} restarts in place"
         checks.check(name, code == 0 and is_same and moves == 1 and starts == kills, measured, output)
+    name = "a node is lost, while the job starts"
+    if checks.wants(name):
+        # From about the moment at which its agent is ready to that at which its ranks have printed.
+        moments = [0.06 + 0.03 * step for step in range(10)]
+        wanted = sorted(lab_job(options, [*ring[:-1], "100"], [], SPARE)[1])
+        outcomes = [lab_job(options, [*ring[:-1], "100"], [(at, KILLED)], SPARE, "") for at in moments]
+        wrong = [f"at {at:.2f} s" for at, (code, lines, _) in zip(moments, outcomes, strict=True) if code != 0 or sorted(lines) != wanted]
+        moved = sum(" is lost (" in output for _, _, output in outcomes)
+        measured = f"{len(moments)} moments, wrong: {wrong}, {moved} moves"
+        checks.check(name, not wrong and moved > 0 and len(wanted) > RANKS, measured, "".join(output for *_, output in outcomes))
     name = "a node is lost, and the next one has a longer name"
     if checks.wants(name):
         # The program sends addresses: of the stack, which has the environment above it, of the heap

@@ -149,6 +149,10 @@ impl Agent {
         {
             self.parent.fail(format!("on node {}: {error:#}", assignment.node.name));
         }
+        // Nodes that were lost after they were ready have waited for this moment.
+        for index in 0..self.children.all.len() {
+            self.check_child_end(index, None);
+        }
     }
 
     /// Starts the part of a new group that runs on this node, and forwards the order to the agents
@@ -258,12 +262,16 @@ impl Agent {
     }
 
     fn check_child_end(&mut self, index: usize, problem: Option<anyhow::Error>) {
-        let child = &mut self.children.all[index];
+        let child = &self.children.all[index];
         if child.process.stream.at_end() && !child.state().is_over() {
+            let was_ready = child.state() == AgentState::Ready;
             if problem.is_none() && self.is_running() {
                 return self
                     .failover_round()
                     .handle_lost_node(index, "the connection to its agent has ended");
+            }
+            if problem.is_none() && self.is_before_start() && was_ready {
+                return;
             }
             let child = &mut self.children.all[index];
             child.note(AgentEvent::End);
@@ -359,6 +367,14 @@ impl Agent {
     fn is_running(&self) -> bool {
         self.course.phase == Phase::Working
             && !self.relay.address.is_empty()
+            && self.parent.may_move_ranks()
+    }
+
+    /// Whether ranks are to be started, and ranks of a node that is lost before may be started
+    /// elsewhere.
+    fn is_before_start(&self) -> bool {
+        self.course.phase == Phase::Working
+            && self.relay.address.is_empty()
             && self.parent.may_move_ranks()
     }
 }
