@@ -270,7 +270,9 @@ impl Agent {
                     .failover_round()
                     .handle_lost_node(index, "the connection to its agent has ended");
             }
-            if problem.is_none() && self.is_before_start() && was_ready {
+            // Before the ranks start; `start_ranks` looks at this node again.
+            let is_early = self.course.is_working() && self.relay.address.is_empty();
+            if problem.is_none() && was_ready && is_early && self.parent.may_move_ranks() {
                 return;
             }
             let child = &mut self.children.all[index];
@@ -367,14 +369,6 @@ impl Agent {
     fn is_running(&self) -> bool {
         self.course.phase == Phase::Working
             && !self.relay.address.is_empty()
-            && self.parent.may_move_ranks()
-    }
-
-    /// Whether ranks are to be started, and ranks of a node that is lost before may be started
-    /// elsewhere.
-    fn is_before_start(&self) -> bool {
-        self.course.phase == Phase::Working
-            && self.relay.address.is_empty()
             && self.parent.may_move_ranks()
     }
 }
