@@ -768,26 +768,30 @@ def killed_during_dump(checks, options, ring) -> None:
             tool = criu_that_kills(Path(folder), options.criu, after="0", how='kill -TERM "$pid"')
             outcome = job(options, ring, [], "--set", f"criu={tool}")
         check_same(checks, name, outcome, sorted(recovery.job(options, ring, [])[1]), RANKS)
-    heat = [common.python(options), str(common.ROOT / "examples" / "heat.py"), "--check", "--steps", "4000"]
+    heat = [common.python(options), str(common.ROOT / "examples" / "heat.py"), "--check", "--steps", "2000"]
     ways = {
         "killed": ("SIGKILL", KILLS_IT),
         "ended by SIGTERM": ("SIGTERM", 'kill -TERM "$pid"'),
         "stopped": ("SIGKILL", f'kill -STOP "$pid"; sleep 0.4; {KILLS_IT}'),
         "stopped and continued": ("SIGKILL", f'kill -STOP "$pid"; sleep 0.4; kill -CONT "$pid"; sleep 0.2; {KILLS_IT}'),
     }
-    for what, (end, how) in ways.items():
-        name = f"who is {what} as its image is taken"
-        if not checks.wants(name):
-            continue
+    names = {what: f"who is {what} as its image is taken" for what in ways}
+    wanted = [what for what, name in names.items() if checks.wants(name)]
+    began = time.monotonic()
+    if wanted:
+        job(options, heat, [], "--set", f"criu={options.criu.resolve()}")
+    undisturbed = time.monotonic() - began
+    for what in wanted:
+        name, (end, how) = names[what], ways[what]
         with tempfile.TemporaryDirectory() as folder:
             tool = criu_that_kills(Path(folder), options.criu, how=how)
             began = time.monotonic()
             code, _, output = job(options, heat, [], "--set", f"criu={tool}")
             seconds = time.monotonic() - began
         is_same, killed = "identical to the serial run" in output, output.count(f"was killed by {end}: restarted")
-        measured = f"exit code {code}, {'the same' if is_same else 'other'} output, {killed} restarts, {seconds:.0f} s"
+        measured = f"exit code {code}, {'the same' if is_same else 'other'} output, {killed} restarts, {seconds:.0f} s, undisturbed {undisturbed:.0f} s"
         # The agent would end CRIU after 60 s.
-        checks.check(name, code == 0 and is_same and killed >= 2 and seconds < 60, measured, output)
+        checks.check(name, code == 0 and is_same and killed >= 2 and seconds < undisturbed + 60, measured, output)
 
 
 KILLS_IT = 'kill -9 "$pid"'
