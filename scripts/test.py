@@ -332,7 +332,7 @@ SYSTEM = [
     Driver("soak", "minutes of random faults under unmodified programs", ("--minutes", "1"), (), 420, 420, again=False),
     Driver("recovery", "ranks that are killed come back", SAMPLE, also_relay=True, by_case=True),
     Driver("nodes", "ranks that are killed on other nodes and behind links that fail, and nodes that are lost", SAMPLE, also_relay=True, by_case=True),
-    Driver("any_moment", "nodes that are lost and ranks that are killed at any moment of a job", (), ("--runs", "120"), 600, 1800, again=False),
+    Driver("any_moment", "nodes that are lost and ranks that are killed at any moment of a job", (), ("--runs", "120"), 600, 3600, again=False),
     Driver("failing_paths", "ranks that are killed while the paths between their nodes fail", SAMPLE, by_case=True),
     Driver("checkpoint", "ranks that are killed go on from images of them", SAMPLE, also_relay=True, by_case=True),
     Driver("network", "networks that lose, damage and reorder; links, interfaces and relays that fail", SAMPLE, by_case=True),
