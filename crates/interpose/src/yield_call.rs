@@ -18,7 +18,7 @@ use crate::{record_head, record_lock};
 pub extern "C" fn sched_yield() -> c_int {
     // Two numbers for one call, so that both ways use the stack alike.
     let number = match is_behind_repeated_poll() {
-        // This does nothing: the lowest priority of a usual process is 0.
+        // Changes nothing, and returns 0 as the other call does.
         true => libc::SYS_sched_get_priority_min,
         false => libc::SYS_sched_yield,
     };

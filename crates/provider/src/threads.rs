@@ -8,7 +8,7 @@
 //! In: the thread of each call. Out: warnings, each of them once in a process, and a reason that
 //! the message about a difference in a replay names. A program that
 //! requests `MPI_THREAD_MULTIPLE` and calls from one thread only gets no warning, and costs
-//! nothing.
+//! nothing. The first call of a thread also makes the thread-local memory of the provider.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 

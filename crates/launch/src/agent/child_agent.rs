@@ -171,6 +171,10 @@ impl ChildAgents {
                 child.process.stream.flush();
                 child.process.stream.close_output();
             }
+            // A node that was lost before the ranks start has waited for the start: no longer.
+            if child.process.stream.at_end() {
+                child.note(AgentEvent::End);
+            }
         }
     }
 
