@@ -73,6 +73,8 @@ pub struct PollState {
     has_posted: bool,
     /// The last poll was of a program that waits for nothing, so the next poll returns at once.
     returns_at_once: bool,
+    /// The thread has slept or yielded since the last poll, so the next poll measures itself.
+    has_rested: bool,
     /// The last event of the thread came through this engine, so another look may pay.
     is_most_recent: bool,
     last_poll: u64,
@@ -95,6 +97,7 @@ impl PollState {
             driver: 0,
             has_posted: false,
             returns_at_once: false,
+            has_rested: false,
             is_most_recent: true,
             last_poll: 0,
             last_epoll: 0,
@@ -141,12 +144,21 @@ impl PollState {
         self.has_posted = true;
     }
 
-    fn poll_context(&mut self, waits_for_relay: bool) -> PollContext {
+    /// When this poll began, if the thread has rested before.
+    #[inline]
+    fn begin_measured(&mut self) -> Option<u64> {
+        std::mem::take(&mut self.has_rested).then(|| self.clock.now())
+    }
+
+    /// The load at the end of a poll that began at `begin`.
+    #[inline]
+    fn poll_context(&mut self, waits_for_relay: bool, begin: Option<u64>) -> PollContext {
         PollContext {
             has_own_processor: self.has_own_processor(),
             waits_for_relay,
             library_carries_local: self.library_carries_local,
             has_posted: std::mem::take(&mut self.has_posted),
+            poll_ticks: begin.map_or(0, |begin| self.last_poll.wrapping_sub(begin)),
         }
     }
 
@@ -188,6 +200,7 @@ impl Engine {
         if self.is_recorded() {
             return self.progress_recorded();
         }
+        let begin = self.poll_state.begin_measured();
         self.connections.data.core.flush_deferred_acks();
         self.poll_state.note_time(&mut self.connections.data);
         let returns_at_once = std::mem::take(&mut self.poll_state.returns_at_once);
@@ -198,7 +211,7 @@ impl Engine {
         let now = self.poll_state.clock.now();
         self.poll_state.last_poll = now;
         events += self.poll_epoll_if_due(now);
-        let around = self.poll_state.poll_context(self.connections.uplink.is_up());
+        let around = self.poll_state.poll_context(self.connections.uplink.is_up(), begin);
         let me = self.connections.data.own.epoll.as_raw_fd();
         let advised = PollPolicy::of_this_thread(|policy| {
             self.poll_state.driver = policy.token();
@@ -239,6 +252,7 @@ impl Engine {
 
     #[cold]
     fn progress_recorded(&mut self) -> Advice {
+        let begin = self.poll_state.begin_measured();
         let events = self.poll_recorded();
         let now = self.poll_state.clock.now();
         self.poll_state.last_poll = now;
@@ -248,7 +262,7 @@ impl Engine {
         }
         // Logs of the node need no relay: what is awaited is there as soon as its sender has run.
         let waits_for_relay = !self.connections.data.identity.has_node_logs();
-        let around = self.poll_state.poll_context(waits_for_relay);
+        let around = self.poll_state.poll_context(waits_for_relay, begin);
         let me = self.connections.data.own.epoll.as_raw_fd();
         let advice = PollPolicy::of_this_thread(|policy| {
             self.poll_state.driver = policy.token();
@@ -526,8 +540,9 @@ impl Engine {
 
     /// Records that the thread has followed the advice; a sleep that brought `events` counts as a
     /// poll.
-    pub fn note_advice_taken(&self, advice: Advice, events: usize) {
+    pub fn note_advice_taken(&mut self, advice: Advice, events: usize) {
         let (now, me) = (self.poll_state.clock.now(), self.connections.data.own.epoll.as_raw_fd());
+        self.poll_state.has_rested = true;
         PollPolicy::of_this_thread(|policy| {
             policy.note_advice_taken(advice, now);
             if events > 0 {
