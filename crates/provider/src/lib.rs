@@ -29,6 +29,7 @@
 //! | `sink` | the queues and counters of an endpoint |
 //! | `tick_clock` | a clock for the polls of a waiting loop |
 //! | `cpu_placement` | on which processor a waiting thread runs |
+//! | `streak` | whether polls without result form a waiting loop |
 //! | `poll_policy` | what a thread does after polls without result |
 //! | `threads` | which threads of a recorded process call MPI |
 //! | `engine` | the engine of one endpoint |
@@ -58,6 +59,7 @@ pub mod resolve;
 pub mod sink;
 pub mod stack;
 pub mod statistics_page;
+pub mod streak;
 pub mod sync;
 pub mod threads;
 pub mod tick_clock;
