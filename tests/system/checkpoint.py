@@ -111,6 +111,7 @@ def main() -> int:
     logs_of_relays(checks, options, [*program, "--rounds"], moment)
     recorded_nondeterminism(checks, options, program[0])
     unrecoverable_ranks(checks, options, program)
+    renamed_folders(checks, options, program[0])
     programs_beside(checks, options, program[0])
     name = "who reads standard input"
     if checks.wants(name):
@@ -220,6 +221,23 @@ def recorded_nondeterminism(checks, options, python) -> None:
         is_one = printed["now "] == printed["drew "] == printed["heard "] and len(set(printed["now "])) == len(printed["now "]) > 150
         measured = f"exit code {code}, {'one' if is_one else 'no one'} history, {restores(output)} from images"
         checks.check(name, code == 0 and is_one and restores(output) == len(kills), measured, output)
+
+
+def renamed_folders(checks, options, python) -> None:
+    """An image is restored although its working directory has another name by now, and another
+    directory has its name."""
+    name = "whose working directory is renamed after the image"
+    if not checks.wants(name):
+        return
+    program = [python, str(common.PROGRAMS / "moves_folder.py"), "--rounds", "400"]
+    outputs = []
+    for kills in ([], [(FIRST_S + 0.9, 1), (0.9, 2), (0.9, 1)]):
+        with tempfile.TemporaryDirectory() as folder:
+            code, lines, output = (job if kills else recovery.job)(options, [*program, folder], kills)
+            outputs.append(sorted(line for line in lines if not line.startswith("landbridge")))
+    is_same = outputs[0] == outputs[1] and sum("is here, 400 turns" in line for line in outputs[0]) == RANKS
+    measured = f"exit code {code}, {'the same' if is_same else 'other'} output, {restores(output)} from images"
+    checks.check(name, code == 0 and is_same and restores(output) == len(kills), measured, output)
 
 
 def programs_beside(checks, options, python) -> None:

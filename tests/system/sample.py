@@ -96,6 +96,7 @@ SAMPLES = {
         "logs of relays, all",
         "logs of the senders of two clusters",
         "who draws from clocks and random numbers",
+        "whose working directory is renamed after the image",
         "images that somebody asks for",
         "no room for images",
         "a folder that others could exchange",

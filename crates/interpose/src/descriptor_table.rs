@@ -52,7 +52,11 @@ impl DescriptorTable {
     pub const EMPTY: DescriptorTable = DescriptorTable {
         slots: [NONE; DESCRIPTORS],
         opens: [OpenFile::FREE; OPENS],
-        working_directory: WorkingDirectory { open: OpenFile::FREE, is_elsewhere: false },
+        working_directory: WorkingDirectory {
+            open: OpenFile::FREE,
+            is_elsewhere: false,
+            has_left: false,
+        },
         mapped_files: MappedFiles::EMPTY,
         changed_files: ChangedFiles::EMPTY,
         kept_offset: None,

@@ -9,7 +9,7 @@ use crate::file_identity::{FileIdentity, PATH_BYTES, bytes_of, identity_from};
 use crate::file_metadata::path_at;
 use crate::kernel_calls::{HERE, bytes, kernel, text};
 use crate::session::{CallDescription, Session, call_of};
-use crate::working_directory::{THIS, here};
+use crate::working_directory::{THIS, here, is_here};
 
 const HEADER_BYTES: usize = size_of::<FileIdentity>();
 
@@ -39,8 +39,7 @@ impl Session {
             if result == 0 {
                 let wanted = identity_from(&header);
                 kernel(libc::SYS_chdir, [path.as_ptr().addr() as u64, 0, 0, 0, 0, 0]);
-                let is_there = here().is_some_and(|it| it.is_same_file(&wanted));
-                self.table.working_directory.is_elsewhere = !is_there;
+                self.table.working_directory.is_elsewhere = !is_here(&wanted);
             }
             result
         };

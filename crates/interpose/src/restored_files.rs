@@ -23,6 +23,8 @@ use crate::{change_times, file_metadata, held_files, origin, range_locks};
 
 /// First number of files that the agent holds only while a checkpoint is taken.
 const QUIESCED: u64 = 1 << 63;
+/// The working directory's number among them.
+const QUIESCED_DIRECTORY: u64 = QUIESCED + OPENS as u64;
 const NULL: &std::ffi::CStr = c"/dev/null";
 /// True if a thread or a child began while this process replayed.
 static HAS_OTHERS: AtomicBool = AtomicBool::new(false);
@@ -36,10 +38,14 @@ impl DescriptorTable {
         unsafe { std::slice::from_raw_parts(path.as_ptr(), path.len()) }
     }
 
-    /// Passes every open file to the agent before a checkpoint, and leaves only placeholders in the
-    /// process. A restore of the checkpoint image then does not depend on what happens to the files
-    /// meanwhile. False: the agent cannot hold a file, and nothing has changed.
+    /// Passes every open file and the working directory to the agent before a checkpoint, and
+    /// leaves only placeholders in the process. A restore of the checkpoint image then does not
+    /// depend on what happens to the files meanwhile. False: the agent cannot hold a file, and
+    /// nothing has changed.
     pub fn quiesce(&mut self) -> bool {
+        if !self.working_directory.leave(QUIESCED_DIRECTORY) {
+            return false;
+        }
         for index in 0..OPENS {
             let open = self.by_index(index);
             // A placeholder of an earlier checkpoint stays a placeholder.
@@ -62,8 +68,10 @@ impl DescriptorTable {
         true
     }
 
-    /// Takes the open files back after a checkpoint, in the same incarnation.
+    /// Takes the open files and the working directory back after a checkpoint, in the same
+    /// incarnation.
     pub fn resume(&mut self) {
+        self.working_directory.come_back(QUIESCED_DIRECTORY);
         for index in 0..OPENS {
             let is_quiesced = std::mem::take(&mut self.by_index(index).is_quiesced);
             if self.uses(index) == 0 || !is_quiesced {

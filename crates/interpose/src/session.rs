@@ -133,6 +133,7 @@ impl Session {
         record_head::head().into_iter().for_each(origin::compare);
         change_times::forget_devices();
         self.check_restored_maps();
+        self.table.working_directory.enter_in_replay();
         let mut has_others = false;
         processes::each_other_thread(|_, _| has_others = true);
         if has_others {
